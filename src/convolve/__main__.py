@@ -1,0 +1,5 @@
+"""`python -m convolve` is the `convolve` command."""
+
+from convolve.cli.main import main
+
+main()

@@ -1,0 +1,60 @@
+"""`convolve doctor`: what works on this machine and what does not."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+from convolve import __version__, device
+from convolve.app.console import Console
+
+EXTRAS = {"logs": ("tensorboard", "wandb")}
+PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for operation in ("matmul", "convolution")]
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Facts about the machine, each found by trying it where that is possible."""
+
+    versions: dict[str, str]
+    devices: list[str]
+    cpu: str
+    threads: int
+    memory_bytes: int
+    cache: str
+    amx: str
+    isa_limit: str | None
+    abilities: list[device.Ability]
+    extras: dict[str, bool]
+
+
+def run(console: Console) -> DoctorReport:
+    """Look at the machine; operations that could end a process are tried in child processes."""
+    broken = device.amx_is_broken()
+    abilities = []
+    for number, (operation, kind) in enumerate(PROBES):
+        console.progress(f"probe {operation} {kind}", number, len(PROBES))
+        abilities.append(device.probe(operation, kind, limited=broken))
+    return DoctorReport(
+        versions={
+            "convolve": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "numpy", "safetensors", "pillow", "pydantic")},
+        },
+        devices=device.available(),
+        cpu=device.cpu_name(),
+        threads=device.usable_threads(),
+        memory_bytes=device.memory_bytes(),
+        cache=str(device.cache_folder()),
+        amx=_amx(broken),
+        isa_limit=os.environ.get(device.ISA_LIMIT),
+        abilities=abilities,
+        extras={extra: all(find_spec(module) for module in modules) for extra, modules in EXTRAS.items()},
+    )
+
+
+def _amx(broken: bool) -> str:
+    if broken:
+        return "advertised, but using it kills the process; avoided"
+    return "works" if "amx_tile" in device.cpu_flags() else "not there"

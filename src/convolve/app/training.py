@@ -1,0 +1,289 @@
+"""A training from its config to its report: `train` begins one, `restore` goes on with one."""
+
+import platform
+import signal
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convolve import __version__
+from convolve.app.assembly import VALID_BATCH, Material, build_network, gather_material
+from convolve.app.console import Console
+from convolve.app.describe import write_svg
+from convolve.app.validate import validate_checkpoints
+from convolve.checkpoint.store import Store
+from convolve.config import Config
+from convolve.config.loading import dump
+from convolve.engine.actions import Clock, LogAction, SaveAction, ValidateAction
+from convolve.engine.executor import WholeExecutor
+from convolve.engine.loop import Action, fit
+from convolve.engine.loss import CrossEntropy
+from convolve.engine.rhythm import Rhythm
+from convolve.engine.state import TrainState
+from convolve.engine.step import StepParts, clip_nothing, clip_to
+from convolve.engine.stopping import stop_on_signals
+from convolve.engine.tally import Counts, MetricTally, NullTally
+from convolve.models.anatomy import describe
+from convolve.optim.optimisers import build_optimiser
+from convolve.optim.schedules import Span, build_schedule
+from convolve.report.curves import draw_curves
+from convolve.report.records import RunInfo
+from convolve.report.summary import case_name, write_summary
+from convolve.report.throughput import Throughput
+from convolve.report.writers import Writer, Writers, open_writers
+
+DEFAULT_EPOCHS = 5.0
+CONFIG_FILE = "config.yml"
+GRAPH_FILE = "model.svg"
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training came to; accuracy is a share of 1, None where nothing was validated."""
+
+    run_dir: Path
+    test_accuracy: float | None
+    test_samples: int
+    images_per_second: float
+    ms_per_step: float
+    seconds: float
+    steps: int
+    final_loss: float | None
+    dataset: str
+    stopped_by: signal.Signals | None = None
+
+
+def plan_samples(config: Config, samples_per_epoch: int) -> int:
+    """The whole run in samples. A step never crosses the end of an epoch, so iterations translate exactly."""
+    if config.optim.iterations is None:
+        return max(1, round((config.optim.epochs or DEFAULT_EPOCHS) * samples_per_epoch))
+    steps_per_epoch = -(-samples_per_epoch // config.global_batch_size)
+    epochs, steps = divmod(config.optim.iterations, steps_per_epoch)
+    return epochs * samples_per_epoch + steps * config.global_batch_size
+
+
+class Training:
+    """One run: its folder, its pieces, and the state that a step changes."""
+
+    def __init__(self, config: Config, folder: Path, console: Console) -> None:
+        self.began = time.perf_counter()
+        self.folder = folder
+        self.console = console
+        self.material: Material = gather_material(config, console)
+        self.config = _with_dataset(config, self.material.dataset.name)
+        self.loader = self.material.train_loader()
+        self.total = plan_samples(config, len(self.loader))
+        self.store = Store(folder / "checkpoints", keep=config.run.keep_checkpoints)
+        model = build_network(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
+        self.state = TrainState(model, build_optimiser(model, config.optim))
+        self.writer: Writer = Writers([])
+        self.best_accuracy = -1.0
+        self.earlier_seconds = 0.0
+        self.restored_step: int | None = None
+
+    def write_config(self) -> None:
+        """Store the resolved config, which is enough to repeat the run, and the drawing if one is asked for."""
+        (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
+        if self.config.log.draw_graph:
+            write_svg(describe(self.config.model.model, self.state.model), self.folder / GRAPH_FILE)
+
+    def resume(self) -> Path:
+        """Become what the newest good checkpoint holds, and return its path."""
+        path, snapshot = self.store.newest(self.console.say)
+        self.state.restore(snapshot)
+        self.best_accuracy = float(snapshot.state.get("best_accuracy", -1.0))
+        if snapshot.state.get("best"):
+            # A kill between the save and its mark leaves the best checkpoint unmarked.
+            self.store.mark_best(path)
+        self.earlier_seconds = float(snapshot.state.get("seconds", 0.0))
+        self.restored_step = self.state.step
+        return path
+
+    def run(self) -> TrainReport:
+        """Train to the end (or until a signal), validate, and write down what came out."""
+        with open_writers(self.config.log, self.folder) as files:
+            self.writer = Writers([self.console, files])
+            return self._run()
+
+    def _run(self) -> TrainReport:
+        actions = self._actions()
+        self._announce()
+        with stop_on_signals() as request:
+            optim = self.config.optim
+            windows = self.loader.windows(
+                self.config.run.seed, self.state.samples, (optim.batch_size, self.config.global_batch_size)
+            )
+            fit(self.state, windows, actions.parts, actions.in_order(), self.total, request)
+        test = self._test_counts(actions) if request.signal is None else None
+        return self._report(actions, test, request.signal)
+
+    def _announce(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.state.model.parameters())
+        self.writer.start(
+            RunInfo(
+                name=self.folder.name,
+                folder=self.folder,
+                config=self.config.values(),
+                facts={
+                    "model": self.config.model.model,
+                    "parameters": parameters,
+                    "dataset": self.material.dataset.name,
+                    "training_images": len(self.loader),
+                    "device": str(self.material.device),
+                    "threads": torch.get_num_threads(),
+                    "global_batch_size": self.config.global_batch_size,
+                },
+                restored_step=self.restored_step,
+            )
+        )
+
+    def _actions(self) -> "Actions":
+        config, per_epoch = self.config, len(self.loader)
+        tally = MetricTally(self.material.device) if config.log.metrics else NullTally()
+        schedule = build_schedule(config.schedule, config.optim.learning_rate, Span(self.total, per_epoch))
+        executor = WholeExecutor(self.state.model, CrossEntropy(config.optim.label_smoothing), tally, config.run.seed)
+        clip = clip_nothing if config.optim.clip_norm is None else clip_to(config.optim.clip_norm)
+        clock = Clock(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
+        log = LogAction(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
+        validate = ValidateAction(
+            Rhythm(Fraction(config.run.validation_frequency) * per_epoch, self.total),
+            self.material.test_loader(),
+            config.optim.valid_batch_size or VALID_BATCH,
+            per_epoch,
+            self.writer,
+            clock,
+        )
+        save = SaveAction(
+            self._rhythm_of_checkpoints(),
+            self.store,
+            self._facts(),
+            validate.latest,
+            self.writer,
+            clock,
+            self.best_accuracy,
+        )
+        return Actions(StepParts(schedule, executor, clip), log, validate, save, config, self.console, self.total)
+
+    def _rhythm_of_logs(self) -> Rhythm:
+        log = self.config.log
+        if log.log_freq is not None:
+            return Rhythm(Fraction(log.log_freq * self.config.global_batch_size), self.total)
+        return Rhythm(Fraction(len(self.loader), log.logs_per_epoch), self.total)
+
+    def _rhythm_of_checkpoints(self) -> Rhythm:
+        run, per_epoch = self.config.run, len(self.loader)
+        if run.epochs_per_ckpt is not None:
+            return Rhythm(Fraction(run.epochs_per_ckpt * per_epoch), self.total)
+        return Rhythm(Fraction(per_epoch, run.ckpts_per_epoch) if run.ckpts_per_epoch else None, self.total)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "samples_per_epoch": len(self.loader),
+            "config": self.config.values(),
+            "config_name": self.config.name,
+            "classes": list(self.material.dataset.classes),
+            "transform": self.material.transform.to_json(),
+            "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def _test_counts(self, actions: "Actions") -> Counts | None:
+        if self.config.run.validation_mode == "during":
+            return actions.validate.newest
+        if self.config.run.validation_mode == "after" and self.config.run.checkpoints:
+            records = validate_checkpoints(self.folder, self.store.paths(), self.material, self.writer)
+            newest = records[-1]
+            return Counts(newest.loss, newest.accuracy, newest.samples)
+        return None
+
+    def _report(self, actions: "Actions", test: Counts | None, stopped_by: signal.Signals | None) -> TrainReport:
+        throughput = actions.log.clock.throughput
+        report = TrainReport(
+            run_dir=self.folder,
+            test_accuracy=test.accuracy if test else None,
+            test_samples=test.samples if test else 0,
+            images_per_second=throughput.images_per_second or 0.0,
+            ms_per_step=throughput.ms_per_step or 0.0,
+            seconds=time.perf_counter() - self.began,
+            steps=self.state.step,
+            final_loss=actions.log.final_loss if self.config.log.metrics else None,
+            dataset=self.material.dataset.name,
+            stopped_by=stopped_by,
+        )
+        if self.config.log.logs:
+            write_summary(self.folder, self._figures(report, throughput))
+            if self.config.log.curves and self.config.log.metrics:
+                draw_curves(self.folder)
+        return report
+
+    def _figures(self, report: TrainReport, throughput: Throughput) -> dict[str, Any]:
+        config = self.config
+        return {
+            "network": config.model.model,
+            "dataset": report.dataset,
+            "batch_size": config.optim.batch_size,
+            "global_batch_size": config.global_batch_size,
+            "device_type": self.material.device.type,
+            "case_name": case_name(config.model.model, config.optim.batch_size, config.parallel.replicas, "acc"),
+            "images_per_second": report.images_per_second,
+            "ms_per_step": report.ms_per_step,
+            "first_excluded": throughput.first_excluded,
+            "data_wait_included": throughput.data_wait_included,
+            "data_wait_share": throughput.counted.data_wait_share if throughput.counted else None,
+            "test_accuracy": report.test_accuracy,
+            "test_samples": report.test_samples,
+            "final_loss": report.final_loss,
+            "steps": report.steps,
+            "end_to_end_seconds": report.seconds,
+        }
+
+
+@dataclass
+class Actions:
+    """The actions of a run, and which of them the config asks for."""
+
+    parts: StepParts
+    log: LogAction
+    validate: ValidateAction
+    save: SaveAction
+    config: Config
+    console: Console
+    total: int
+
+    def in_order(self) -> list[Action]:
+        """Progress, log, validate, save: a checkpoint carries the validation of its own step."""
+        chosen: list[Action] = [_Progress(self.console, self.total), self.log]
+        if self.config.run.validation_mode == "during":
+            chosen.append(self.validate)
+        if self.config.run.checkpoints:
+            chosen.append(self.save)
+        return chosen
+
+
+@dataclass(frozen=True)
+class _Progress:
+    console: Console
+    total: int
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        """Show how far the run is."""
+        self.console.progress("train", state.samples, self.total)
+
+
+def _with_dataset(config: Config, name: str) -> Config:
+    """The config with the data set that was really used, so that a repeat uses the same."""
+    if config.data.generated_data or config.data.synthetic_data:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"dataset": name})})
+
+
+def extend(config: Config, epochs: float | None, iterations: int | None) -> Config:
+    """The config of a run that goes on for longer."""
+    if epochs is None and iterations is None:
+        return config
+    return config.model_copy(
+        update={"optim": config.optim.model_copy(update={"epochs": epochs, "iterations": iterations})}
+    )

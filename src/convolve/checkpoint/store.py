@@ -1,0 +1,259 @@
+"""One run's checkpoints, in a folder: saved as a whole or not at all, pruned only when the new one is proven.
+
+A save fills a private folder beside the final one, waits for the disk, renames, waits again, reads all of it back, and
+only then removes older ones. Folders that are not checkpoints yet, or no longer, have names that begin with a dot:
+
+    .tmp-<step>-<pid>     being written
+    .old-<step>-<pid>     set aside while a checkpoint of the same step takes its place
+    .gone-<step>-<pid>    being removed
+
+What a dead process left of these is put right when a store is opened. One process writes to a store at a time.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from convolve.checkpoint.disk import (
+    discard,
+    fill_folder,
+    free_space,
+    is_running,
+    remove_folder,
+    sync_folder,
+    write_synced,
+)
+from convolve.checkpoint.failpoint import failpoint
+from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, read_files, verify
+from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_foreign, encode
+from convolve.errors import CheckpointError
+
+CHECKPOINTS_FOLDER = "checkpoints"
+BEST_FILE = "best.txt"
+FEWEST_KEPT = 2
+
+_NAME = re.compile(r"step-(\d{9,})")
+_LEFTOVER = re.compile(r"\.(tmp|old|gone)-(\w+)-(\d+)")
+
+
+class Store:
+    """The checkpoints folder of one run.
+
+    Args:
+        folder: made at the first save.
+        keep: newest checkpoints that stay, two at least, besides the best one; None keeps all.
+    """
+
+    def __init__(self, folder: Path, *, keep: int | None) -> None:
+        self.folder = folder
+        self.keep = None if keep is None else max(keep, FEWEST_KEPT)
+        self._damaged: set[Path] = set()
+        self._sweep()
+        _ = self.best
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint that was marked best, if there is one."""
+        return find_best(self.folder)
+
+    def paths(self) -> list[Path]:
+        """Checkpoints that look complete, ascending by step."""
+        return _list_checkpoints(self.folder)
+
+    def save(self, snapshot: Snapshot) -> Path:
+        """Store a snapshot and return its folder; one of the same step is replaced, or left alone if it is equal."""
+        files = encode(snapshot)
+        files[MANIFEST_FILE] = encode_manifest(files)
+        path = self.folder / _name(snapshot.step)
+        if not _holds(path, files[MANIFEST_FILE]):
+            self._write(path, files)
+        self._damaged.discard(path)
+        self._prune(path)
+        return path
+
+    def newest(self, announce: Callable[[str], object]) -> tuple[Path, Snapshot]:
+        """The newest checkpoint that is whole. Each damaged one on the way is named through `announce`."""
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                return path, load(path)
+            except CheckpointError as error:
+                self._damaged.add(path)
+                announce(f"{error}; the checkpoint before it is tried")
+        found = f"none of its {len(paths)} checkpoints is whole" if paths else "there is no checkpoint in it"
+        raise CheckpointError(f"{self.folder}: {found}; start again with `convolve train`")
+
+    def mark_best(self, path: Path) -> None:
+        """Mark a checkpoint as the best by validation; pruning never removes it."""
+        if path.parent.resolve() != self.folder.resolve() or path.name not in {known.name for known in self.paths()}:
+            raise CheckpointError(f"{path}: is no checkpoint of {self.folder}, and cannot be its best")
+        temp = self._private("tmp", "best")
+        try:
+            discard(temp)
+            write_synced(temp, f"{path.name}\n".encode(), BEST_FILE)
+            temp.replace(self.folder / BEST_FILE)
+            failpoint("best-renamed")
+            sync_folder(self.folder)
+        except OSError as error:
+            raise self._failure("the mark of the best checkpoint", error, len(path.name)) from error
+        finally:
+            discard(temp)
+
+    def _write(self, path: Path, files: dict[str, bytes]) -> None:
+        temp = self._private("tmp", path.name)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fill_folder(temp, files)
+            self._swap_in(temp, path)
+        except OSError as error:
+            raise self._failure(path.name, error, sum(map(len, files.values()))) from error
+        finally:
+            discard(temp)
+        verify(path)
+        failpoint("verified")
+
+    def _swap_in(self, temp: Path, path: Path) -> None:
+        """Give a complete folder its final name; what had it before is removed last, or comes back on failure."""
+        aside = self._private("old", path.name)
+        replaces = path.exists()
+        if replaces:
+            discard(aside)
+            path.rename(aside)
+            failpoint("set-aside")
+        try:
+            temp.rename(path)
+        except OSError:
+            if replaces:
+                aside.rename(path)
+            raise
+        failpoint("renamed")
+        sync_folder(self.folder)
+        failpoint("parent-synced")
+        discard(aside)
+
+    def _prune(self, saved: Path) -> None:
+        """Remove what is older than the newest `keep`; those known to be damaged neither count nor go."""
+        if self.keep is None:
+            return
+        older = [path for path in self.paths() if _step(path) < _step(saved) and path not in self._damaged]
+        surplus = older[: max(0, len(older) - (self.keep - 1))]
+        best = self.best
+        for path in surplus:
+            if path != best:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        withdrawn = self._private("gone", path.name)
+        try:
+            discard(withdrawn)
+            remove_folder(path, withdrawn)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: the old checkpoint cannot be removed ({error.strerror}); all checkpoints are safe; "
+                "make its folder writable, or keep all by leaving out --keep-checkpoints"
+            ) from error
+
+    def _sweep(self) -> None:
+        if not self.folder.is_dir():
+            return
+        for entry in sorted(self.folder.iterdir()):
+            match = _LEFTOVER.fullmatch(entry.name)
+            if match and not is_running(int(match[3])):
+                self._put_right(entry, match[1], match[2])
+
+    def _put_right(self, entry: Path, kind: str, step: str) -> None:
+        """A folder set aside comes back when nothing took its place; all else was never finished or not wanted."""
+        if kind == "old" and step.isdigit() and not (self.folder / _name(int(step))).exists():
+            try:
+                entry.rename(self.folder / _name(int(step)))
+            except OSError as error:
+                raise CheckpointError(
+                    f"{entry}: cannot be renamed to {_name(int(step))} ({error.strerror}); make the folder writable"
+                ) from error
+        else:
+            discard(entry)
+
+    def _private(self, kind: str, name: str) -> Path:
+        return self.folder / f".{kind}-{name.removeprefix('step-').lstrip('0') or '0'}-{os.getpid()}"
+
+    def _failure(self, what: str, error: OSError, size: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder}: cannot save {what}: {error.strerror} ({size / 2**20:.1f} MiB needed, "
+            f"{free_space(self.folder)} free); make room or choose another --log-dir; earlier checkpoints are intact"
+        )
+
+
+def load(path: Path) -> Snapshot:
+    """The snapshot in one checkpoint folder, after every file was compared with its manifest."""
+    _refuse_other(path)
+    return decode(path, dict(read_files(path)))
+
+
+def find(path: Path) -> list[Path]:
+    """The checkpoints that a path means, ascending: those of a run or checkpoints folder, or the one itself."""
+    _refuse_other(path)
+    if (path / MANIFEST_FILE).is_file() or _NAME.fullmatch(path.resolve().name):
+        return [path]
+    found = _list_checkpoints(path / CHECKPOINTS_FOLDER) or _list_checkpoints(path)
+    if not found:
+        raise CheckpointError(f"{path}: there is no checkpoint in it; give a run folder or one of its checkpoints")
+    return found
+
+
+def find_best(folder: Path) -> Path | None:
+    """The checkpoint in a checkpoints folder that was marked best, if there is one; changes nothing there."""
+    mark = folder / BEST_FILE
+    try:
+        name = mark.read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{mark}: cannot be read ({error}); delete it to go on without") from None
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{mark}: {name[:40]!r} is no checkpoint's name; delete the file to go on without")
+    path = folder / name
+    return path if path.is_dir() else None
+
+
+def _refuse_other(path: Path) -> None:
+    """Only folders can be checkpoints; a file gets told what it is, by its first bytes, without being loaded."""
+    if path.is_dir():
+        return
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such folder; give a run folder or one of its checkpoints")
+    if path.name in (*FILES, MANIFEST_FILE):
+        raise CheckpointError(f"{path}: is one file of a checkpoint; give its folder, {path.parent}")
+    try:
+        with path.open("rb") as file:
+            foreign = describe_foreign(file.read(8), path.suffix.lower())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); give a run folder") from error
+    what = (
+        f"is {foreign}; pickles can run code and are never loaded" if foreign else "is a file, not a checkpoint folder"
+    )
+    raise CheckpointError(f"{path}: {what}; give a run folder or one of its checkpoints")
+
+
+def _list_checkpoints(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    complete = (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / MANIFEST_FILE).is_file())
+    return sorted(complete, key=_step)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _holds(path: Path, manifest: bytes) -> bool:
+    """Whether this folder is whole and has exactly this manifest, hence exactly these files."""
+    try:
+        verify(path)
+        return (path / MANIFEST_FILE).read_bytes() == manifest
+    except (CheckpointError, OSError):
+        return False

@@ -1,0 +1,71 @@
+"""The `convolve` command: find the verb, parse its flags, run it, turn errors into one line and an exit code."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from convolve import __version__
+from convolve.errors import ConfigError, ConvolveError, suggest
+
+VERBS = {
+    "train": "train a network; without arguments, LeNet on MNIST",
+    "restore": "go on with a run exactly where it stopped",
+    "validate": "test accuracy of stored checkpoints",
+    "predict": "classify pictures with a trained network",
+    "configs": "list the named configs, or show one",
+    "data": "list, fetch or check data sets",
+    "describe": "layer table and drawing of a network",
+    "doctor": "what works on this machine and what does not",
+}
+
+
+def _usage() -> str:
+    lines = [f"  {verb:<10} {summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: convolve VERB [options]     convolve VERB --help tells more",
+            "",
+            *lines,
+            "",
+            "every verb takes --json (one JSON object as the last line) and --debug (full traceback on an error)",
+        ]
+    )
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run one verb and return the exit code."""
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if verb == "--version":
+        print(f"convolve {__version__}")
+        return 0
+    if verb not in VERBS:
+        raise ConfigError(f"'{verb}' is not a verb; {suggest(verb, VERBS)}")
+    code: int = import_module(f"convolve.cli.{verb}").run(arguments[1:])
+    return code
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in given
+    try:
+        code = dispatch([word for word in given if word != "--debug"])
+    except ConvolveError as error:
+        if debug:
+            raise
+        print(f"convolve: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:
+        code = 1
+    except KeyboardInterrupt:
+        print("convolve: stopped", file=sys.stderr)
+        code = 130
+    except Exception as error:
+        if debug:
+            raise
+        print(f"convolve: {type(error).__name__}: {error} (a defect of convolve; --debug shows where)", file=sys.stderr)
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,209 @@
+"""From names to a complete config: shipped files, the user's own file, `base:` inheritance, the command line on top.
+
+Layers, lowest first: defaults of the schema, each `base:` from the root down, the named config, the command line. A
+later layer replaces single values. Knobs that exclude each other (`epochs` and `iterations`) do so across layers too:
+naming one unsets the other below it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from convolve.config.checks import check
+from convolve.config.schema import SECTION_OF, SECTIONS, Config, fields
+from convolve.config.yaml_file import parse_yaml, read_yaml
+from convolve.errors import ConfigError, suggest
+
+COMMAND_LINE = "command line"
+EXCLUSIVE = (("epochs", "iterations"), ("ckpts_per_epoch", "epochs_per_ckpt"))
+_ABOUT = ("base", "summary", "also")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named config as written in a file."""
+
+    name: str
+    origin: str
+    values: Mapping[str, Any]
+    base: str | None = None
+    summary: str = ""
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A complete config and, for each knob, where its value comes from."""
+
+    config: Config
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+def field_name(key: str) -> str:
+    """`batch-size` and `batch_size` are the same knob."""
+    return key.replace("-", "_")
+
+
+def flag_name(name: str) -> str:
+    """How a knob is written on the command line and in messages."""
+    return name.replace("_", "-")
+
+
+def _entry(name: str, body: Any, origin: str) -> Entry:
+    if not isinstance(body, dict):
+        raise ConfigError(f"{origin}, {name}: a named config is a list of `option: value` lines")
+    about = {key: body[key] for key in _ABOUT if key in body}
+    values = {field_name(str(key)): value for key, value in body.items() if key not in _ABOUT}
+    for key in values:
+        _require_known(key, f"{origin}, {name}")
+    base, also = about.get("base"), about.get("also", ())
+    return Entry(name, origin, values, base, str(about.get("summary", "")), tuple(str(item) for item in also))
+
+
+def _require_known(key: str, origin: str) -> None:
+    if key not in SECTION_OF:
+        known = [flag_name(name) for name in SECTION_OF]
+        raise ConfigError(f"{origin}: unknown option '{flag_name(key)}'; {suggest(flag_name(key), known)}")
+
+
+@cache
+def shipped() -> dict[str, Entry]:
+    """The configs that come with convolve, by name, in the order of their files."""
+    folder = resources.files("convolve.config").joinpath("configs")
+    entries: dict[str, Entry] = {}
+    for file in sorted(folder.iterdir(), key=lambda item: item.name):
+        if file.name.endswith(".yml"):
+            for name, body in parse_yaml(file.read_text(encoding="utf-8"), file.name).items():
+                entries[name] = _entry(name, body, file.name)
+    return entries
+
+
+def load_entries(path: Path | None) -> dict[str, Entry]:
+    """The shipped configs, and the user's own on top."""
+    own = {} if path is None else {name: _entry(name, body, str(path)) for name, body in read_yaml(path).items()}
+    return {**shipped(), **own}
+
+
+def find_entry(name: str, entries: Mapping[str, Entry]) -> Entry:
+    """A config by its name or by a name that an original system had for it."""
+    for entry in entries.values():
+        if name == entry.name or name in entry.also:
+            return entry
+    raise ConfigError(f"config '{name}' is not known; {suggest(name, entries)}")
+
+
+def _lineage(entry: Entry, entries: Mapping[str, Entry]) -> list[Entry]:
+    """The entry and its bases, root first."""
+    line = [entry]
+    while line[0].base is not None:
+        base = find_entry(line[0].base, entries)
+        if base in line:
+            raise ConfigError(f"{entry.origin}, {entry.name}: `base:` leads back to '{base.name}'; break the circle")
+        line.insert(0, base)
+    return line
+
+
+def _merge(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        for one, other in EXCLUSIVE:
+            if layer.get(one) is not None and layer.get(other) is not None:
+                raise ConfigError(
+                    f"{flag_name(one)}={layer[one]} and {flag_name(other)}={layer[other]} ({origin}): give one of them"
+                )
+            for given, dropped in ((one, other), (other, one)):
+                if layer.get(given) is not None:
+                    values.pop(dropped, None)
+                    origins.pop(dropped, None)
+        values.update(layer)
+        origins.update(dict.fromkeys(layer, origin))
+    return values, origins
+
+
+def resolve(name: str | None, path: Path | None = None, given: Mapping[str, Any] | None = None) -> Resolved:
+    """The complete, checked config for a name (or none) with the given options on top."""
+    entries = load_entries(path)
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if name is not None:
+        lineage = _lineage(find_entry(name, entries), entries)
+        layers = [(f"{entry.origin}: {entry.name}", entry.values) for entry in lineage]
+        name = lineage[-1].name
+    layers.append((COMMAND_LINE, given or {}))
+    values, origins = _merge(layers)
+    config = build(values, origins, name or "custom")
+    return Resolved(config, {knob: origins.get(knob, "default") for knob in SECTION_OF})
+
+
+def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, name: str = "custom") -> Config:
+    """A checked config from flat values; the first broken rule is the error."""
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for key, value in values.items():
+        _require_known(key, (origins or {}).get(key, "options"))
+        sections[SECTION_OF[key]][key] = value
+    try:
+        checked: dict[str, Any] = {key: SECTIONS[key](**section) for key, section in sections.items()}
+        config = Config(name=name, **checked)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origins or {})) from None
+    check(config)
+    return config
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    knob = str(first["loc"][0])
+    rule = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+    origin = origins.get(knob)
+    return f"{flag_name(knob)}={first['input']}: {rule}" + (f" ({origin})" if origin else "")
+
+
+def dump(config: Config) -> str:
+    """A config as a YAML text that `parse` reads back to the same config."""
+    values = config.values()
+    lines = [f"name: {config.name}"]
+    for section, kind in SECTIONS.items():
+        lines += ["", f"# {section}: {(kind.__doc__ or '').strip()}"]
+        own = {flag_name(knob): values[knob] for knob in kind.model_fields}
+        lines.append(yaml.safe_dump(own, sort_keys=False, allow_unicode=True).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def parse(text: str, origin: str) -> Config:
+    """The config in a text written by `dump`."""
+    values = {field_name(key): value for key, value in parse_yaml(text, origin).items()}
+    name = str(values.pop("name", "custom"))
+    return build(values, dict.fromkeys(values, origin), name)
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON schema of config files, for editors."""
+    knobs: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for kind in SECTIONS.values():
+        schema = kind.model_json_schema()
+        definitions.update(schema.get("$defs", {}))
+        knobs.update({flag_name(knob): body for knob, body in schema["properties"].items()})
+    about = {
+        "base": {"type": "string", "description": "config to inherit from"},
+        "summary": {"type": "string", "description": "one line about this config"},
+        "also": {"type": "array", "items": {"type": "string"}, "description": "other names of this config"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "convolve configs",
+        "type": "object",
+        "additionalProperties": {"type": "object", "additionalProperties": False, "properties": {**about, **knobs}},
+        **({"$defs": definitions} if definitions else {}),
+    }
+
+
+def default_of(knob: str) -> Any:
+    """The schema's default of one knob."""
+    return next(info.get_default() for _, name, info in fields() if name == knob)

@@ -1,0 +1,109 @@
+"""Finding a data set: `--data-dir`, then $DATA_DIR and $DATASETS_DIR, then the cache, then download.
+
+A data set that was named is found or is an error; only where none was named may the shipped digits stand in for MNIST.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from convolve import device
+from convolve.config.schema import DataConfig
+from convolve.data.builtin import load_digits
+from convolve.data.catalogue import MNIST, Entry, find_entry
+from convolve.data.dataset import Dataset, Progress
+from convolve.data.download import fetch_entry, is_intact
+from convolve.data.generated import generated_dataset
+from convolve.data.layouts import Splits, describe_layouts, read_place
+from convolve.errors import DataError
+
+VARIABLES = ("DATA_DIR", "DATASETS_DIR")
+
+
+def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progress: Progress) -> Dataset:
+    """The data set that the config asks for, whole in memory.
+
+    Args:
+        announce: gets one line for anything that is not simply as asked, such as a stand-in.
+    """
+    entry = MNIST if config.dataset is None else find_entry(config.dataset)
+    if config.generated_data or config.synthetic_data:
+        return generated_dataset(entry, seed=0)
+    if entry.shipped:
+        return load_digits()
+    found = find_local(entry, config.data_dir, progress)
+    if found is not None:
+        return found
+    try:
+        return _open_cached(entry, config.download, announce, progress)
+    except DataError as error:
+        if config.dataset is not None:
+            raise DataError(f"{error}; {explain_supply(entry)}") from error
+        announce(f"training on the built-in digits, since {error}; with {entry.name} in a folder: --data-dir FOLDER")
+        return load_digits()
+
+
+def find_local(entry: Entry, data_dir: Path | None, progress: Progress) -> Dataset | None:
+    """The data set in `data_dir`, where it must be, or in a folder that the environment names, where it may be."""
+    if data_dir is not None:
+        if not data_dir.exists():
+            raise DataError(f"--data-dir {data_dir}: no such folder; give the one that holds {entry.name}")
+        splits = _read(data_dir, entry, progress)
+        if splits is None:
+            raise DataError(f"--data-dir {data_dir}: {entry.name} is not there; looked for {describe_layouts(entry)}")
+        return _as_dataset(entry, splits, f"--data-dir {data_dir}")
+    for variable in VARIABLES:
+        place = os.environ.get(variable)
+        splits = _read(Path(place), entry, progress) if place else None
+        if splits is not None:
+            return _as_dataset(entry, splits, f"${variable} {place}")
+    return None
+
+
+def cache_folder(entry: Entry) -> Path:
+    """Where fetched files of this data set are kept."""
+    return device.cache_folder() / "datasets" / entry.name
+
+
+def is_cached(entry: Entry) -> bool:
+    """Whether all files are in the cache with their published sizes; the contents are checked when they are read."""
+    paths = [cache_folder(entry) / file.name for file in entry.files]
+    return all(
+        path.is_file() and path.stat().st_size == file.size for path, file in zip(paths, entry.files, strict=True)
+    )
+
+
+def explain_supply(entry: Entry) -> str:
+    """How a user can provide a data set that cannot be fetched."""
+    return (
+        f"on a connected machine run `convolve data get {entry.name}` and copy its cache, or put the files "
+        f"{', '.join(file.name for file in entry.files)} (raw or .gz) into a folder and give --data-dir FOLDER"
+    )
+
+
+def _read(place: Path, entry: Entry, progress: Progress) -> Splits | None:
+    try:
+        return read_place(place, entry, progress)
+    except OSError as error:
+        raise DataError(f"{place}: cannot be read ({error.strerror or error})") from error
+
+
+def _open_cached(entry: Entry, download: bool, announce: Callable[[str], None], progress: Progress) -> Dataset:
+    folder = cache_folder(entry)
+    damaged = [
+        file.name for file in entry.files if (folder / file.name).exists() and not is_intact(folder / file.name, file)
+    ]
+    if damaged:
+        announce(f"{folder}: {', '.join(damaged)} damaged, not used")
+    if damaged or not is_cached(entry):
+        if not download:
+            raise DataError(f"{entry.name} is neither in a data folder nor in the cache {folder}, and download is off")
+        fetch_entry(entry, folder, progress)
+    splits = _read(folder, entry, progress)
+    if splits is None:
+        raise DataError(f"{folder}: {entry.name} vanished from the cache while it was read; start again")
+    return _as_dataset(entry, splits, f"cache: {folder}")
+
+
+def _as_dataset(entry: Entry, splits: Splits, origin: str) -> Dataset:
+    return Dataset(entry.name, *splits, entry.classes, origin)

@@ -1,0 +1,213 @@
+"""The machine: devices, CPU abilities, threads, memory. The only file that names kinds of accelerators.
+
+A CPU can lie. Some virtual machines advertise AMX, and a bf16 matmul that believes it ends the process with an illegal
+instruction that nobody can catch. So abilities are found by running the operation in a child process; the answer is
+kept per machine, and a limit for oneDNN is set before torch is imported. Hence this module imports torch inside
+functions only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convolve.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("cuda", "mps", "xpu", "npu")
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+SAFE_ISA = "AVX512_CORE_FP16"
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+_PROBE = """
+import sys, time, torch
+operation, kind = sys.argv[1], getattr(torch, sys.argv[2])
+if operation == "matmul":
+    a = torch.randn(256, 256).to(kind); work = lambda: a @ a; flop = 2 * 256**3
+else:
+    x = torch.randn(8, 32, 28, 28).to(kind).requires_grad_(); w = torch.randn(32, 32, 3, 3).to(kind).requires_grad_()
+    work = lambda: torch.nn.functional.conv2d(x, w, padding=1).sum().backward(); flop = 6 * 8 * 32 * 32 * 9 * 28 * 28
+work(); best = 9e9; end = time.perf_counter() + 0.3
+while time.perf_counter() < end:
+    start = time.perf_counter(); work(); best = min(best, time.perf_counter() - start)
+print(flop / best / 1e9)
+"""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Whether one operation works in one number format on this CPU, and how fast."""
+
+    operation: str
+    number_format: str
+    works: bool
+    gflops: float
+    limited: bool
+
+
+def cache_folder() -> Path:
+    """Where convolve keeps what it can make again: data sets, probe answers."""
+    named = os.environ.get("CONVOLVE_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convolve"
+
+
+def _cpu_text() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    return text.partition("\n\n")[0]
+
+
+def cpu_flags() -> set[str]:
+    """What the CPU says it can do; a hint, not a fact."""
+    line = next((line for line in _cpu_text().splitlines() if line.startswith("flags")), "")
+    return set(line.partition(":")[2].split())
+
+
+def cpu_name() -> str:
+    """The CPU's own name."""
+    line = next((line for line in _cpu_text().splitlines() if line.startswith("model name")), "")
+    return line.partition(":")[2].strip() or platform.processor() or platform.machine()
+
+
+def _probe_file() -> Path:
+    facts = [cpu_name(), *sorted(cpu_flags()), metadata.version("torch"), platform.release()]
+    return cache_folder() / f"cpu-{hashlib.sha256(' '.join(facts).encode()).hexdigest()[:16]}.json"
+
+
+def _recall() -> dict[str, dict[str, object]]:
+    try:
+        known = json.loads(_probe_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(name: str, ability: Ability) -> None:
+    file = _probe_file()
+    draft = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({**_recall(), name: asdict(ability)}))
+        draft.replace(file)
+    except OSError:
+        # Without a writable cache the probe runs again next time; nothing else depends on it.
+        draft.unlink(missing_ok=True)
+
+
+def probe(operation: str, number_format: str, *, limited: bool) -> Ability:
+    """Run one operation in a child process (or recall its answer); a child that dies means "does not work"."""
+    name = f"{operation}-{number_format}-{'limited' if limited else 'free'}"
+    known = _recall().get(name)
+    if known is not None:
+        return Ability(**known)  # type: ignore[arg-type]
+    environment = {key: value for key, value in os.environ.items() if key != ISA_LIMIT}
+    if limited:
+        environment[ISA_LIMIT] = SAFE_ISA
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROBE, operation, number_format],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    works = done.returncode == 0
+    ability = Ability(operation, number_format, works, float(done.stdout) if works else 0.0, limited)
+    _remember(name, ability)
+    return ability
+
+
+def amx_is_broken() -> bool:
+    """True where the CPU advertises AMX and dies of it."""
+    return "amx_tile" in cpu_flags() and not probe("matmul", "bfloat16", limited=False).works
+
+
+def prepare() -> None:
+    """Make the process safe and quick; must run before torch is imported. What the user has set stays."""
+    if ISA_LIMIT not in os.environ and amx_is_broken():
+        os.environ[ISA_LIMIT] = SAFE_ISA
+    _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Ask glibc to keep freed blocks: a small network's step otherwise spends its time in page faults."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def usable_threads() -> int:
+    """CPU threads that this process may really use: affinity and the control group's quota count."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of the control group where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):
+        return total
+
+
+def available() -> list[str]:
+    """Kinds of devices that work here, the best first, `cpu` always last."""
+    import torch
+
+    found = [kind for kind in KINDS if getattr(getattr(torch, kind, None), "is_available", lambda: False)()]
+    return [*found, "cpu"]
+
+
+def choose(name: str, threads: int | None) -> torch.device:
+    """The device to train on, with the CPU's threads set and repeatable algorithms switched on."""
+    import torch
+
+    torch.set_num_threads(threads or usable_threads())
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    kinds = available()
+    kind, _, index = name.partition(":")
+    if name == "auto":
+        return torch.device(kinds[0])
+    if kind not in (*KINDS, "cpu") or (index and not index.isdigit()):
+        raise DeviceError(
+            f"device={name}: not a device that PyTorch drives here; choose auto or one of {', '.join(kinds)}"
+        )
+    if kind not in kinds:
+        raise DeviceError(f"device={name}: there is none on this machine; choose auto or one of {', '.join(kinds)}")
+    return torch.device(name)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it, so that a clock can be read."""
+    import torch
+
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The format with most bits that the device adds up in."""
+    import torch
+
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,177 @@
+"""What happens between steps: log, validate, save. Each action decides by its rhythm whether it is due."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from convolve.checkpoint.store import Store
+from convolve.data.loader import MemoryLoader
+from convolve.engine.evaluation import evaluate
+from convolve.engine.loop import Stopwatch
+from convolve.engine.rhythm import Rhythm
+from convolve.engine.state import TrainState
+from convolve.engine.tally import Counts, Tally
+from convolve.errors import DivergedError
+from convolve.optim.schedules import Schedule
+from convolve.report.records import TrainRecord, ValidRecord
+from convolve.report.throughput import Interval, Throughput
+from convolve.report.writers import Writer
+
+
+@dataclass
+class Clock:
+    """The stopwatch of a run and what was read from it last; `earlier` are the seconds before a restore."""
+
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    throughput: Throughput = field(default_factory=Throughput)
+    earlier: float = 0.0
+    seconds: float = 0.0
+    samples: int = 0
+    step: int = 0
+    waited: float = 0.0
+
+    def lap(self, state: TrainState, waited: float) -> Interval:
+        """What happened since the last reading."""
+        now = self.stopwatch.seconds
+        interval = self.throughput.feed(
+            steps=state.step - self.step,
+            samples=state.samples - self.samples,
+            seconds=now - self.seconds,
+            waited_seconds=waited - self.waited,
+        )
+        self.seconds, self.samples, self.step, self.waited = now, state.samples, state.step, waited
+        return interval
+
+
+@dataclass
+class LogAction:
+    """Reads the counters and hands a record to the writers."""
+
+    rhythm: Rhythm
+    tally: Tally
+    schedule: Schedule
+    loader: MemoryLoader
+    writer: Writer
+    clock: Clock
+    final_loss: float = math.nan
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        """Log if it is time."""
+        if not (last or self.rhythm.due(before, state.samples)):
+            return
+        counts = self.tally.read()
+        if counts.samples and not math.isfinite(counts.loss):
+            raise DivergedError(
+                f"loss={counts.loss} at step {state.step}: training has diverged; "
+                "lower --learning-rate, add --warmup-epochs or --clip-norm"
+            )
+        self.final_loss = counts.loss
+        self.writer.train(self._record(before, state, counts))
+
+    def _record(self, before: int, state: TrainState, counts: Counts) -> TrainRecord:
+        clock = self.clock
+        interval = clock.lap(state, self.loader.waited_seconds)
+        return TrainRecord(
+            step=state.step,
+            epoch=state.samples / len(self.loader),
+            samples=state.samples,
+            learning_rate=self.schedule(before),
+            loss=counts.loss if counts.samples else None,
+            accuracy=counts.accuracy if counts.samples else None,
+            images_per_second=clock.throughput.speed_of(interval),
+            ms_per_step=clock.throughput.step_time_of(interval),
+            data_wait_share=interval.data_wait_share,
+            total_seconds=clock.earlier + clock.seconds,
+        )
+
+
+@dataclass
+class ValidateAction:
+    """Evaluates the live model on the test split."""
+
+    rhythm: Rhythm
+    loader: MemoryLoader
+    batch_size: int
+    samples_per_epoch: int
+    writer: Writer
+    clock: Clock
+    newest: Counts | None = None
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        """Validate if it is time; an interrupted run does not wait for it."""
+        self.newest = None
+        if not self.rhythm.due(before, state.samples):
+            return
+        with self.clock.stopwatch.paused():
+            watch = Stopwatch()
+            self.newest = evaluate(state.model, self.loader, self.batch_size)
+            seconds = watch.seconds
+            epoch = state.samples / self.samples_per_epoch
+            self.writer.valid(valid_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
+
+    def latest(self) -> Counts | None:
+        """The validation of the step just made, if there was one."""
+        return self.newest
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder name of the checkpoint of one step."""
+    return f"step-{step:09d}"
+
+
+def valid_record(checkpoint: str, step: int, epoch: float, counts: Counts, seconds: float) -> ValidRecord:
+    """An evaluation as a record for the writers."""
+    return ValidRecord(
+        checkpoint=checkpoint,
+        step=step,
+        epoch=epoch,
+        loss=counts.loss,
+        accuracy=counts.accuracy,
+        samples=counts.samples,
+        seconds=seconds,
+        images_per_second=counts.samples / seconds,
+    )
+
+
+@dataclass
+class SaveAction:
+    """Stores checkpoints, and remembers which one validated best."""
+
+    rhythm: Rhythm
+    store: Store
+    facts: dict[str, Any]
+    latest_validation: Callable[[], Counts | None]
+    writer: Writer
+    clock: Clock
+    best_accuracy: float = -1.0
+    saved: Path | None = None
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        """Save if it is time, and always at the last step."""
+        if not (last or self.rhythm.due(before, state.samples)):
+            return
+        with self.clock.stopwatch.paused():
+            self.save(state, self.latest_validation())
+
+    def save(self, state: TrainState, counts: Counts | None) -> None:
+        """Store the state now."""
+        better = counts is not None and counts.accuracy > self.best_accuracy
+        if counts is not None and better:
+            self.best_accuracy = counts.accuracy
+        metrics = (
+            {} if counts is None else {"loss": counts.loss, "accuracy": counts.accuracy, "samples": counts.samples}
+        )
+        seconds = self.clock.earlier + self.clock.stopwatch.seconds
+        facts = {
+            **self.facts,
+            "metrics": metrics,
+            "best_accuracy": self.best_accuracy,
+            "best": better,
+            "seconds": seconds,
+        }
+        self.saved = self.store.save(state.snapshot(facts))
+        if better:
+            self.store.mark_best(self.saved)
+        self.writer.event("checkpoint", path=self.saved.name, step=state.step)

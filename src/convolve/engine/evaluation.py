@@ -1,0 +1,36 @@
+"""Exact evaluation: every sample once, counted, and the model left as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from convolve.data.loader import MemoryLoader
+from convolve.engine.loss import CrossEntropy
+from convolve.engine.tally import Counts, MetricTally
+from convolve.models.network import Network
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; the mode before comes back afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+def evaluate(model: Network, loader: MemoryLoader, batch_size: int) -> Counts:
+    """Loss (without label smoothing) and accuracy over all samples of a loader."""
+    device = next(model.parameters()).device
+    tally, loss = MetricTally(device), CrossEntropy()
+    with evaluating(model):
+        for batch in loader.batches(batch_size):
+            logits = model(batch.images)
+            tally.add(loss(logits, batch.labels), logits, batch.labels)
+    counts = tally.read()
+    assert counts.samples == len(loader), f"counted {counts.samples} of {len(loader)} samples"
+    return counts

@@ -1,0 +1,64 @@
+"""Counters that stay on the device: what a step adds to them costs no synchronisation."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from convolve.device import widest_float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Loss and accuracy over a number of samples; NaN where nothing was counted."""
+
+    loss: float
+    accuracy: float
+    samples: int
+
+
+class Tally(Protocol):
+    """Adds up what the micro batches report until somebody reads it."""
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Count one micro batch; `loss` is the sum over its samples."""
+
+    def read(self) -> Counts:
+        """The counts since the last reading; waits for the device."""
+
+
+class MetricTally:
+    """Loss, correct answers and samples, summed in the widest format that the device has."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=widest_float(device), device=device)
+        self._samples = 0
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Count one micro batch."""
+        correct = (logits.argmax(dim=1) == labels).sum()
+        self._sums += torch.stack((loss.to(self._sums.dtype), correct.to(self._sums.dtype)))
+        self._samples += len(labels)
+
+    def read(self) -> Counts:
+        """The counts since the last reading."""
+        loss, correct = self._sums.tolist()
+        samples = self._samples
+        self._sums.zero_()
+        self._samples = 0
+        if not samples:
+            return Counts(math.nan, math.nan, 0)
+        return Counts(loss / samples, correct / samples, samples)
+
+
+class NullTally:
+    """Counts nothing, for runs at full speed."""
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Let the micro batch pass."""
+
+    def read(self) -> Counts:
+        """Nothing was counted."""
+        return Counts(math.nan, math.nan, 0)

@@ -1,0 +1,70 @@
+"""What can go wrong, as one tree.
+
+    ConvolveError
+    ├── ConfigError       an option, a config file or a combination of options breaks a rule   exit 2
+    ├── DataError         a data set is missing, damaged or not what it claims to be           exit 1
+    ├── CheckpointError   a checkpoint is missing, damaged or does not fit                     exit 1
+    ├── DeviceError       a device or an ability of it was asked for and is not there          exit 2
+    ├── DivergedError     the loss is no longer a number                                       exit 1
+    ├── ParallelError     processes do not agree, or one of them is gone                       exit 1
+    └── ExtraError        an optional extra is needed and not installed                        exit 2
+
+Every message is one line: what was given, which rule it breaks, what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ConvolveError(Exception):
+    """Base of every error that convolve raises on purpose; `exit_code` is what the command ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(ConvolveError):
+    """An option, a config file or a combination of options breaks a rule."""
+
+    exit_code = 2
+
+
+class DataError(ConvolveError):
+    """A data set is missing, damaged or not what it claims to be."""
+
+
+class CheckpointError(ConvolveError):
+    """A checkpoint is missing, damaged or does not fit."""
+
+
+class DeviceError(ConvolveError):
+    """A device, or an ability of it, was asked for and is not there."""
+
+    exit_code = 2
+
+
+class DivergedError(ConvolveError):
+    """The loss is no longer a number."""
+
+
+class ParallelError(ConvolveError):
+    """Processes do not agree, or one of them is gone."""
+
+
+class ExtraError(ConvolveError):
+    """An optional extra is needed and not installed."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra '{extra}'; install it with: pip install 'convolve[{extra}]'")
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """The end of an "unknown name" message: the nearest known names, or all of them when there are few."""
+    names = sorted(set(known))
+    near = get_close_matches(given, names, n=3, cutoff=0.55)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if len(names) <= 24:
+        return f"known: {', '.join(names)}"
+    return f"known: {', '.join(names[:24])} and {len(names) - 24} more"

@@ -1,0 +1,139 @@
+"""What a network is made of: shape, parameters, multiply-adds and memory of each block.
+
+The arithmetic: the network runs twice on torch's meta device, where tensors have shapes and no values, once with 2
+samples and once with 3. What the second pass does and keeps beyond the first is what one sample costs.
+
+Multiply-adds are those of convolutions and matrix products, half of what torch's own counter calls operations; norms,
+pools and activations count as none. Activation bytes are what training keeps for the backward pass, in float32, each
+tensor counted once, at the first block that asks for it.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from convolve.models.chance import KeyedDropout
+from convolve.models.network import Network, Shape
+
+
+@dataclass(frozen=True)
+class Row:
+    """One block; shape, multiply-adds and activation bytes are those of one sample."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    parameters: int
+    multiply_adds: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """A network in figures: one row for each block, and the totals."""
+
+    name: str
+    input_shape: Shape
+    rows: tuple[Row, ...]
+    blocks: int
+    parameters: int
+    multiply_adds: int
+    activation_bytes: int
+
+
+def describe(name: str, network: Network) -> Description:
+    """Describe any network, which stays as it is."""
+    copy = deepcopy(network).to("meta").train()
+    copy.chance.move(0, 0, 0)
+    costs = zip(copy.blocks.items(), _trace(copy, samples=2), _trace(copy, samples=3), strict=True)
+    rows = tuple(
+        Row(
+            name=block_name,
+            kind=name_kind(block),
+            shape=two.shape,
+            parameters=sum(parameter.numel() for parameter in block.parameters()),
+            multiply_adds=(three.operations - two.operations) // 2,
+            activation_bytes=three.kept_bytes - two.kept_bytes,
+        )
+        for (block_name, block), two, three in costs
+    )
+    return Description(
+        name=name,
+        input_shape=network.input_shape,
+        rows=rows,
+        blocks=len(rows),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        multiply_adds=sum(row.multiply_adds for row in rows),
+        activation_bytes=sum(row.activation_bytes for row in rows),
+    )
+
+
+@dataclass(frozen=True)
+class _Cost:
+    shape: tuple[int, ...]
+    operations: int
+    kept_bytes: int
+
+
+class _Keeper:
+    """Adds up the bytes that autograd keeps, without those of the weights."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.bytes = 0
+        known = (*network.parameters(), *network.buffers())
+        self._seen = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Called by autograd with each tensor that it keeps."""
+        storage = tensor.untyped_storage()
+        if id(storage) not in self._seen:
+            self._seen[id(storage)] = storage
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+def _trace(network: Network, *, samples: int) -> Iterator[_Cost]:
+    keeper = _Keeper(network)
+    x = torch.empty(samples, *network.input_shape, device="meta")
+    for block in network.blocks.values():
+        before = keeper.bytes
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keeper.pack, lambda tensor: tensor):
+            x = block(x)
+        yield _Cost(tuple(x.shape[1:]), counter.get_total_flops(), keeper.bytes - before)
+
+
+def _name_conv(conv: nn.Conv2d) -> str:
+    stride = f" stride {name_size(conv.stride)}" if max(conv.stride) > 1 else ""
+    groups = f" groups {conv.groups}" if conv.groups > 1 else ""
+    return f"conv {name_size(conv.kernel_size)}{stride}{groups}"
+
+
+def name_size(size: int | tuple[int, ...]) -> str:
+    """A size as people write it: 28×28."""
+    return "×".join(map(str, (size, size) if isinstance(size, int) else size))
+
+
+_KINDS: dict[type[nn.Module], Callable[[Any], str]] = {
+    nn.Conv2d: _name_conv,
+    nn.Linear: lambda _: "dense",
+    nn.BatchNorm2d: lambda _: "batch norm",
+    nn.GroupNorm: lambda norm: f"group norm {norm.num_groups}",
+    nn.LayerNorm: lambda _: "layer norm",
+    nn.MaxPool2d: lambda pool: f"max-pool {name_size(pool.kernel_size)}",
+    nn.AvgPool2d: lambda pool: f"mean-pool {name_size(pool.kernel_size)}",
+    nn.AdaptiveAvgPool2d: lambda pool: f"mean-pool to {name_size(pool.output_size)}",
+    nn.Flatten: lambda _: "flatten",
+    nn.Sigmoid: lambda _: "sigmoid",
+    KeyedDropout: lambda dropout: f"dropout {dropout.rate:g}",
+}
+
+
+def name_kind(block: nn.Module) -> str:
+    """What a block is, in a word or two; a block of several layers goes by its class name."""
+    return _KINDS.get(type(block), lambda other: type(other).__name__)(block)

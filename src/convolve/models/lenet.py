@@ -1,0 +1,119 @@
+"""The small digit networks: LeNet-5 and three relatives.
+
+All of them are two 5x5 convolutions, each with a 2x2 max-pool, and one to three dense layers. The activation follows
+the pool rather than the convolution: an increasing function and a maximum may trade places, so values and gradients
+stay as they are, and the activation works on a quarter of the elements. (For ReLU they are equal to the bit; two inputs
+whose sigmoids round to one number are a tie for the pool in the other order only.)
+
+`lenet5` begins as torch's layers do: Kaiming-uniform with a = sqrt(5), weights and biases within 1/sqrt(fan-in).
+`lenet-bn`, `cnn-wide` and `lenet-sigmoid` are the networks of three published systems, with their initialisations.
+The padded ones pool as "same" does there: an odd last row or column is kept, so that every image size works.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from convolve.errors import ConfigError
+from convolve.models.architecture import Architecture, Order
+from convolve.models.chance import KeyedDropout
+from convolve.models.initialisation import (
+    Layerwise,
+    fan_in_uniform,
+    glorot_uniform,
+    glorot_vector,
+    kaiming_normal,
+    zeros,
+)
+
+Blocks = dict[str, nn.Module]
+
+KERNEL = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One network of the family: what its relatives do differently."""
+
+    channels: tuple[int, int]
+    padding: tuple[int, int]
+    hidden: tuple[int, ...]
+    activation: Callable[[], nn.Module] = nn.ReLU
+    norm: bool = False
+    dropout_rate: float = 0.0
+    whole_pools: bool = False
+
+    def blocks(self, order: Order) -> Blocks:
+        """The blocks for one order."""
+        size = self._flat_size(order)
+        return {**self._convolutions(order.input_shape[0]), "flatten": nn.Flatten(), **self._head(size, order)}
+
+    def _convolutions(self, inputs: int) -> Blocks:
+        blocks: Blocks = {}
+        for number, (channels, padding) in enumerate(zip(self.channels, self.padding, strict=True), start=1):
+            blocks[f"conv{number}"] = nn.Conv2d(inputs, channels, KERNEL, padding=padding)
+            blocks[f"pool{number}"] = nn.MaxPool2d(2, ceil_mode=self.whole_pools)
+            blocks[f"act{number}"] = self.activation()
+            if self.norm and number == 1:
+                blocks["bn1"] = nn.BatchNorm2d(channels, eps=1e-5, momentum=1 - 0.9)
+            inputs = channels
+        return blocks
+
+    def _head(self, size: int, order: Order) -> Blocks:
+        blocks: Blocks = {}
+        for number, width in enumerate(self.hidden, start=1):
+            blocks[f"fc{number}"] = nn.Linear(size, width)
+            blocks[f"act{number + 2}"] = self.activation()
+            size = width
+        rate = self.dropout_rate if order.options.dropout_rate is None else order.options.dropout_rate
+        if rate > 0:
+            blocks["dropout"] = KeyedDropout(rate, "dropout", order.chance)
+        blocks[f"fc{len(self.hidden) + 1}"] = nn.Linear(size, order.classes)
+        return blocks
+
+    def _flat_size(self, order: Order) -> int:
+        _, height, width = order.input_shape
+        sides = [self._side(height), self._side(width)]
+        if min(sides) < 1:
+            least = next(side for side in range(1, 64) if self._side(side) >= 1)
+            raise ConfigError(
+                f"model {order.name} cannot take images of {height}x{width}: its pools leave nothing of them; "
+                f"every size from {least}x{least} on works"
+            )
+        return self.channels[1] * prod(sides)
+
+    def _side(self, side: int) -> int:
+        for padding in self.padding:
+            side = (side + 2 * padding - KERNEL + 1 + self.whole_pools) // 2
+        return side
+
+
+LENET5 = Plan(channels=(6, 16), padding=(2, 0), hidden=(120, 84))
+LENET_BN = Plan(channels=(20, 50), padding=(0, 0), hidden=(), norm=True)
+CNN_WIDE = Plan(channels=(32, 32), padding=(2, 2), hidden=(1024,), dropout_rate=0.4, whole_pools=True)
+LENET_SIGMOID = Plan(channels=(6, 16), padding=(2, 2), hidden=(120, 84), activation=nn.Sigmoid, whole_pools=True)
+
+ARCHITECTURES = {
+    "lenet5": Architecture(
+        LENET5.blocks,
+        Layerwise(conv=fan_in_uniform, linear=fan_in_uniform, bias=fan_in_uniform),
+        "LeNet-5 with ReLU and max-pool",
+    ),
+    "lenet-bn": Architecture(
+        LENET_BN.blocks,
+        Layerwise(conv=kaiming_normal, linear=glorot_uniform, bias=zeros),
+        "20 and 50 channels with one batch norm, no hidden dense layer (Paddle)",
+    ),
+    "cnn-wide": Architecture(
+        CNN_WIDE.blocks,
+        Layerwise(conv=glorot_uniform, linear=glorot_uniform, bias=zeros),
+        "32 and 32 channels, 1024 hidden units with dropout (Ascend, TensorFlow 2)",
+    ),
+    "lenet-sigmoid": Architecture(
+        LENET_SIGMOID.blocks,
+        Layerwise(conv=glorot_uniform, linear=glorot_uniform, bias=glorot_vector),
+        "padded LeNet with sigmoids (Ascend, TensorFlow 1)",
+    ),
+}

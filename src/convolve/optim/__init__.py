@@ -1,0 +1,1 @@
+"""Parameter groups, update rules and learning-rate schedules."""

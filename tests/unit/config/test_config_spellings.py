@@ -1,0 +1,55 @@
+import pytest
+
+from convolve.config.spellings import REFUSED, RENAMED, translate
+from convolve.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("old", "ours"),
+    [
+        (["--batch_size", "8"], ["--batch-size", "8"]),
+        (["--batch_size=8"], ["--batch-size", "8"]),
+        (["--train_epochs", "3"], ["--epochs", "3"]),
+        (["--data_path", "my_data"], ["--data-dir", "my_data"]),
+        (["--num_ipus", "1"], ["--replicas", "1"]),
+        (["--use_ipu", "False"], []),
+        (["--use_ipu", "True"], ["--device", "ipu"]),
+        (["--draw_loss_curve", "False"], ["--no-curves"]),
+        (["--draw_loss_curve", "True", "--seed", "1"], ["--curves", "--seed", "1"]),
+        (["--draw_ir_graph"], ["--draw-graph"]),
+        (["--enable_ce"], ["--seed", "90"]),
+        (["--no-validation"], ["--validation-mode", "none"]),
+        (["--download", "False"], ["--no-download"]),
+        (["--download"], ["--download"]),
+        (["--steps", "1000", "--epochs", "5"], ["--iterations", "5000"]),
+        (["--steps", "500"], ["--iterations", "500"]),
+        (["--steps", "0", "--epochs", "5"], ["--epochs", "5"]),
+        (["--distribution_strategy", "one_device"], []),
+        (["run", "a_b.png", "--", "--use_ipu"], ["run", "a_b.png", "--", "--use_ipu"]),
+    ],
+)
+def test_an_old_spelling_means_ours(old, ours):
+    assert translate(old) == ours
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_dead_option_is_refused_with_its_reason(name):
+    with pytest.raises(ConfigError) as caught:
+        translate([f"--{name.replace('-', '_')}", "1"])
+    assert str(caught.value) == f"--{name} is not offered: {REFUSED[name]}"
+
+
+def test_a_misspelt_truth_is_refused():
+    with pytest.raises(ConfigError, match="use-ipu=Ture: write True or False"):
+        translate(["--use_ipu", "Ture"])
+
+
+def test_unknown_strategies_and_steps_are_refused():
+    with pytest.raises(ConfigError, match="distribution-strategy=tpu"):
+        translate(["--distribution_strategy", "tpu"])
+    with pytest.raises(ConfigError, match="steps=many"):
+        translate(["--steps", "many"])
+
+
+def test_no_renamed_option_is_also_refused():
+    assert not set(RENAMED) & set(REFUSED)

@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from convolve.config.schema import ModelConfig
+from convolve.errors import ConfigError
+from convolve.models import registry
+from convolve.models.network import Network
+
+SOURCE = """
+from torch import nn
+
+from convolve.models.architecture import Architecture
+from convolve.models.initialisation import Layerwise, fan_in_uniform, zeros
+
+
+def blocks(order):
+    channels, height, width = order.input_shape
+    return {"flatten": nn.Flatten(), "fc": nn.Linear(channels * height * width, order.classes)}
+
+
+SOFTMAX = Architecture(blocks, Layerwise(fan_in_uniform, fan_in_uniform, zeros), "softmax regression")
+WRONG = 5
+"""
+
+
+def build(name: str, classes: int = 10, shape: tuple[int, int, int] = (1, 28, 28)) -> Network:
+    return registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig())
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package that offers networks; its entry points are written by `offer`."""
+    (tmp_path / "other_networks.py").write_text(SOURCE)
+    info = tmp_path / "other_networks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-networks\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return info
+
+
+def offer(package: Path, *lines: str) -> None:
+    (package / "entry_points.txt").write_text("\n".join(["[convolve.models]", *lines, ""]))
+
+
+def test_the_four_digit_networks_are_known() -> None:
+    assert set(registry.names()) >= {"lenet5", "lenet-bn", "cnn-wide", "lenet-sigmoid"}
+    assert registry.names() == sorted(registry.names())
+
+
+def test_every_network_says_what_it_is() -> None:
+    assert all(registry.find(name).summary for name in registry.names())
+
+
+def test_an_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="model lenet: no network has that name; did you mean lenet"):
+        build("lenet")
+
+
+def test_one_class_is_not_a_classifier() -> None:
+    with pytest.raises(ConfigError, match="model lenet5 with 1 classes: a classifier needs at least 2"):
+        build("lenet5", classes=1)
+
+
+def test_an_empty_image_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        build("lenet5", shape=(0, 28, 28))
+
+
+def test_a_sketch_has_names_and_no_values() -> None:
+    network = registry.sketch("lenet5", classes=10, input_shape=(1, 28, 28), options=ModelConfig())
+    assert all(parameter.is_meta for parameter in network.parameters())
+    assert list(network.state_dict()) == list(build("lenet5").state_dict())
+
+
+def test_a_network_of_another_package_is_found(package: Path) -> None:
+    offer(package, "softmax = other_networks:SOFTMAX")
+    assert "softmax" in registry.names()
+    network = build("softmax", classes=3)
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
+    assert not network.get_parameter("fc.bias").any()
+
+
+def test_a_name_that_is_offered_twice_is_refused(package: Path) -> None:
+    offer(package, "lenet5 = other_networks:SOFTMAX")
+    with pytest.raises(ConfigError, match=r"model lenet5: offered more than once \(convolve, other-networks\)"):
+        build("lenet5")
+
+
+def test_a_package_that_cannot_be_imported_is_named(package: Path) -> None:
+    offer(package, "broken = other_networks_gone:SOFTMAX")
+    with pytest.raises(ConfigError, match="model broken: other_networks_gone:SOFTMAX cannot be imported"):
+        build("broken")
+    assert build("lenet5").blocks
+
+
+def test_an_object_that_is_no_architecture_is_refused(package: Path) -> None:
+    offer(package, "wrong = other_networks:WRONG")
+    with pytest.raises(ConfigError, match="model wrong: other_networks:WRONG is not an Architecture"):
+        build("wrong")

@@ -51,11 +51,9 @@ def survive_kills(tmp_path, wanted, seed):
         while kill_after(process, draw.uniform(0, 1.2)):
             kills += 1
             stored = list((folder / "checkpoints").glob("step-*")) if (folder / "checkpoints").exists() else []
-            verb = (
-                ("restore", folder)
-                if stored
-                else ("train", *OPTIONS, "--run-dir", (folder := tmp_path / f"again-{kills}"))
-            )
+            if not stored:
+                folder = tmp_path / f"again-{kills}"
+            verb = ("restore", folder) if stored else ("train", *OPTIONS, "--run-dir", folder)
             if kills == wanted:
                 run_to_the_end(*verb)
                 break

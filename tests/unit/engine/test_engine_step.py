@@ -40,10 +40,12 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
     window = next(loader.windows(0, 0, (8, 30)))
     assert [len(batch.labels) for batch in window.batches] == [8, 8, 8, 6]
     seen = {}
-    parts = StepParts(lambda samples: 0.0, WholeExecutor(state.model, CrossEntropy(), NullTally(), 0), lambda model: seen.update(
-        {name: p.grad.clone() for name, p in model.named_parameters()}
-    ))  # fmt: skip
-    train_step(state, window, parts)
+
+    def look(model):
+        seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), 0)
+    train_step(state, window, StepParts(lambda samples: 0.0, executor, look))
     images = torch.cat([batch.images for batch in window.batches])
     labels = torch.cat([batch.labels for batch in window.batches])
     torch.nn.functional.cross_entropy(state.model(images), labels).backward()

@@ -12,6 +12,7 @@ VERBS = {
     "restore": "go on with a run exactly where it stopped",
     "validate": "test accuracy of stored checkpoints",
     "predict": "classify pictures with a trained network",
+    "export": "write a trained network as ONNX, pt2, machine code or weights",
     "configs": "list the named configs, or show one",
     "data": "list, fetch or check data sets",
     "describe": "layer table and drawing of a network",

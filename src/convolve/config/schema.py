@@ -26,10 +26,35 @@ class ModelConfig(Section):
     title = "model"
 
     model: str = Field("lenet5", description="network to train; `convolve describe` lists them")
-    dropout_rate: float | None = Field(
-        None, ge=0, lt=1, description="share of activations dropped before the classifier; unset: the network's own"
+    model_size: str | None = Field(
+        None, coerce_numbers_to_str=True, description="size within a family, as in --model resnet --model-size 50"
     )
-    init_path: Path | None = Field(None, description="safetensors file or checkpoint to take initial weights from")
+    norm_type: Literal["batch", "group", "layer", "none"] | None = Field(None, description="kind of normalisation")
+    groups: int | None = Field(None, ge=1, description="groups of group norm")
+    bn_decay: float | None = Field(None, ge=0, lt=1, description="share of the old batch-norm statistics kept per pass")
+    norm_epsilon: float | None = Field(None, gt=0, description="epsilon inside the root of the norms")
+    last_gamma_zero: bool | None = Field(None, description="residual branches begin at zero: last norm's gamma is 0")
+    stride_in_1x1: bool | None = Field(None, description="bottlenecks stride in the first 1x1 (v1), not the 3x3 (v1.5)")
+    stage1_projection: bool | None = Field(None, description="projection in the first block of stage 1 too")
+    convolution_groups: int | None = Field(None, ge=1, description="resnext: groups of the 3x3 convolutions")
+    group_dim: int | None = Field(None, ge=1, description="channels in each group of a grouped convolution")
+    widenet: bool | None = Field(None, description="resnext on small images: four times as wide")
+    expand_ratio: int | None = Field(None, ge=1, description="efficientnet: widening inside a block")
+    se: bool | None = Field(None, description="efficientnet: squeeze and excitation")
+    depth_divisor: int | None = Field(None, ge=1, description="efficientnet: widths are multiples of this")
+    top_width: int | None = Field(None, ge=0, description="width of the last 1x1 layer; 0 leaves it out (efficientnet)")
+    width_coefficient: float | None = Field(None, gt=0, description="efficientnet: factor on widths")
+    depth_coefficient: float | None = Field(None, gt=0, description="efficientnet: factor on repeats")
+    use_relu: bool | None = Field(None, description="efficientnet: ReLU instead of swish")
+    dropout_rate: float | None = Field(None, ge=0, lt=1, description="share dropped before the classifier")
+    block_survival_prob: float | None = Field(None, gt=0, le=1, description="stochastic depth: last block's survival")
+    proxy_norm: bool | None = Field(None, description="efficientnet: normalise activations by those of a Gaussian proxy")
+    proxy_epsilon: float | None = Field(None, gt=0, description="epsilon of the proxy's variance")
+    init_path: Path | None = Field(
+        None, description="safetensors file or checkpoint to take initial weights from (also torchvision's, timm's)"
+    )
+    variable_filter: tuple[str, ...] = Field((), description="train only parameters whose name has one of these in it")
+    freeze_until: str | None = Field(None, description="block from which on the network is trained; those before stay")
 
 
 class DataConfig(Section):

@@ -27,7 +27,11 @@ def read_picture(path: Path, *, channels: int, largest: int = LARGEST_PICTURE) -
     Args:
         largest: most pixels that are accepted; checked in the header, before anything is decoded.
     """
-    data = _read_file(path, largest)
+    return decode_picture(_read_file(path, largest), path, channels=channels, largest=largest)
+
+
+def decode_picture(data: bytes, path: Path, *, channels: int, largest: int = LARGEST_PICTURE) -> Images:
+    """The picture in the bytes of a file, as `read_picture` gives it; `path` is only what messages call it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about odd metadata: the pixels count
         try:

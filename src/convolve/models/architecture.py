@@ -31,12 +31,15 @@ class Order:
 class Architecture:
     """How the blocks of a network are made, and how they are filled.
 
-    A package that offers one under the entry-point group `convolve.models` has it in every command.
+    `input_shape` and `classes` hold where no data set says otherwise. A package that offers an architecture under the
+    entry-point group `convolve.models` has it in every command.
     """
 
     blocks: Callable[[Order], Mapping[str, nn.Module]]
     rule: Rule
     summary: str
+    input_shape: Shape = (1, 28, 28)
+    classes: int = 10
 
     def sketch(self, order: Order) -> Network:
         """The network on the meta device: all names and shapes, no values."""

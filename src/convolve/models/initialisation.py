@@ -69,7 +69,10 @@ def zeros(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Layerwise:
-    """The rule of most networks: one way for each kind of layer; norms begin as the identity."""
+    """The rule of most networks: one way for each kind of layer; norms begin as the identity.
+
+    A norm with a `first_gamma` begins with that gamma, and a layer with `fill_first(kind, values)` fills itself.
+    """
 
     conv: Fill
     linear: Fill
@@ -79,7 +82,9 @@ class Layerwise:
         """Fill one parameter of a convolution, a dense layer or a norm."""
         kind = name.rpartition(".")[2]
         if isinstance(owner, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
-            values.fill_(1.0 if kind == "weight" else 0.0)
+            values.fill_(getattr(owner, "first_gamma", 1.0) if kind == "weight" else 0.0)
+        elif hasattr(owner, "fill_first"):
+            owner.fill_first(kind, values)
         elif isinstance(owner, nn.Conv2d | nn.Linear):
             weight = self.conv if isinstance(owner, nn.Conv2d) else self.linear
             (weight if kind == "weight" else self.bias)(values, measure_fans(owner), generator)

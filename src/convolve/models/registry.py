@@ -8,14 +8,14 @@ from importlib.metadata import EntryPoint, entry_points
 
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
-from convolve.models import lenet
+from convolve.models import lenet, resnet
 from convolve.models.architecture import Architecture, Order
 from convolve.models.chance import Chance
 from convolve.models.network import Network, Shape
 
 GROUP = "convolve.models"
 
-_OWN: dict[str, Architecture] = {**lenet.ARCHITECTURES}
+_OWN: dict[str, Architecture] = {**lenet.ARCHITECTURES, **resnet.ARCHITECTURES}
 
 
 def names() -> list[str]:

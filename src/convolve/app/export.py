@@ -1,0 +1,151 @@
+"""`convolve export`: a trained network as a file for other programs, proven before it gets its name."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from convolve import __version__
+from convolve.app.assembly import Material, Trained, choose_checkpoint, load_trained
+from convolve.app.console import Console
+from convolve.app.samples import open_material, test_pixels, training_pixels
+from convolve.checkpoint.store import CHECKPOINTS_FOLDER
+from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.serving.card import Card, choose_fit
+from convolve.serving.classifier import Classifier
+from convolve.serving.exported import FORMATS, Logits, Pixels, Runner, open_export, read_weights, write_export
+from convolve.serving.proof import Proof, compare, require_equal, sample_pixels
+from convolve.serving.quantisation import CALIBRATION_IMAGES, quantise
+
+ALIASES = {"frozen": "onnx"}
+LARGEST_INT8_LOSS = 0.01
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """One finished export. The accuracies are shares of 1 and measured for int8 only, on `test_samples` images."""
+
+    path: Path
+    format: str
+    bytes: int
+    seconds: float
+    batches: tuple[int, ...]
+    largest_difference: float
+    int8: bool = False
+    accuracy: float | None = None
+    int8_accuracy: float | None = None
+    test_samples: int = 0
+
+
+def card_of(trained: Trained) -> Card:
+    """The card of a trained network."""
+    return Card(
+        trained.config.model.model,
+        trained.classes,
+        trained.transform,
+        choose_fit(trained.transform),
+        trained.step,
+        __version__,
+    )
+
+
+def run(path: Path, name: str, console: Console, *, output: Path | None = None, int8: bool = False) -> ExportReport:
+    """Export the checkpoint that a path means. The file gets its name only after its answers were compared."""
+    began = time.perf_counter()
+    name = _check_format(name, int8)
+    checkpoint = choose_checkpoint(path)
+    trained = load_trained(checkpoint, where="cpu")
+    target = output or _default_target(checkpoint, name, int8)
+    draft = target.with_name(f".{os.getpid()}-{target.name}")
+    console.say(f"exporting {trained.config.model.model} of {checkpoint} as {name}{' in int8' if int8 else ''}")
+    classifier, card = Classifier(trained.network, trained.transform), card_of(trained)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_export(name, classifier, card, draft)
+        proof = _prove(name, draft, trained, target)
+        accuracies = _quantise(draft, trained, card, console) if int8 else (None, None, 0)
+        draft.replace(target)
+    except OSError as error:
+        raise ConvolveError(f"{target}: cannot be written ({error.strerror}); choose another --output") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    seconds = time.perf_counter() - began
+    size = target.stat().st_size
+    return ExportReport(target, name, size, seconds, proof.batches, proof.largest_difference, int8, *accuracies)
+
+
+def _check_format(name: str, int8: bool) -> str:
+    name = ALIASES.get(name, name)
+    if name not in FORMATS:
+        raise ConfigError(f"--format {name}: no such format; {suggest(name, [*FORMATS, *ALIASES])}")
+    if int8 and name != "onnx":
+        raise ConfigError(f"--int8 with --format {name}: eight-bit files are ONNX; use --format onnx")
+    return name
+
+
+def _default_target(checkpoint: Path, name: str, int8: bool) -> Path:
+    """Into the run folder, or beside a checkpoint that belongs to none."""
+    folder = checkpoint.resolve().parent
+    run_folder = folder.parent if folder.name == CHECKPOINTS_FOLDER else folder
+    return run_folder / f"model{'-int8' if int8 else ''}{FORMATS[name].suffix}"
+
+
+def reference_runner(trained: Trained) -> Runner:
+    """The network as it was trained, as a function from pixels to logits."""
+
+    def run(pixels: Pixels) -> Logits:
+        with torch.inference_mode():
+            logits = trained.network(trained.transform(torch.from_numpy(pixels)))
+        return np.asarray(logits)
+
+    return run
+
+
+def _prove(name: str, draft: Path, trained: Trained, target: Path) -> Proof:
+    channels, height, width = trained.transform.shape
+    if name == "safetensors":
+        return _prove_weights(draft, trained)
+    runner, _ = open_export(name, draft)
+    proof = compare(runner, reference_runner(trained), sample_pixels(height, width, channels))
+    require_equal(proof, str(target))
+    return proof
+
+
+def _prove_weights(draft: Path, trained: Trained) -> Proof:
+    """Weights have no graph to run: they must come back equal to the bit."""
+    stored, _ = read_weights(draft)
+    own = trained.network.state_dict()
+    if set(stored) != set(own) or not all(torch.equal(stored[key], own[key].cpu()) for key in own):
+        raise ConvolveError(f"{draft}: the stored weights are not those of the network; nothing was written")
+    return Proof((), 0.0, True)
+
+
+def _quantise(draft: Path, trained: Trained, card: Card, console: Console) -> tuple[float, float, int]:
+    """Turn the draft into int8 and measure what it costs; accuracies before and after, and the images counted."""
+    material = open_material(trained, console)
+    eight = draft.with_name(f"{draft.name}.int8")
+    try:
+        quantise(draft, eight, card, training_pixels(material, trained.config.run.seed, CALIBRATION_IMAGES))
+        runner, _ = open_export("onnx", eight)
+        before, after, count = _accuracies(reference_runner(trained), runner, material)
+        if before - after > LARGEST_INT8_LOSS:
+            raise ConvolveError(
+                f"int8 costs {before - after:.2%} of accuracy ({before:.2%} to {after:.2%}), more than "
+                f"{LARGEST_INT8_LOSS:.0%}; nothing was written; export without --int8"
+            )
+        eight.replace(draft)
+    finally:
+        eight.unlink(missing_ok=True)
+    return before, after, count
+
+
+def _accuracies(one: Runner, other: Runner, material: Material) -> tuple[float, float, int]:
+    """Accuracy of two runners on every test image, and their number."""
+    right, count = np.zeros(2), 0
+    for pixels, labels in test_pixels(material):
+        right += [(runner(pixels).argmax(1) == labels).sum() for runner in (one, other)]
+        count += len(labels)
+    return float(right[0] / count), float(right[1] / count), count

@@ -1,0 +1,40 @@
+"""`convolve export`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from convolve import device
+from convolve.cli.flags import Parser
+from convolve.cli.output import print_json, size
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Export a trained network, and say what was compared."""
+    parser = Parser(prog="convolve export", description="Write a trained network as a file for other programs.")
+    parser.add_argument("run", type=Path, help="run folder (its best checkpoint, or the newest) or one checkpoint folder")
+    parser.add_argument(
+        "--format",
+        default="onnx",
+        metavar="NAME",
+        help="onnx (or frozen: one frozen file), pt2 (PyTorch), aoti (machine code for C++), safetensors (weights) [onnx]",
+    )
+    parser.add_argument("--int8", action="store_true", help="eight-bit weights and activations (onnx only)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; unset: model.* in the run folder")
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    options = parser.parse(arguments)
+
+    device.prepare()
+    from convolve.app import export
+    from convolve.cli.console import PlainConsole, open_console
+
+    console = PlainConsole() if options.json else open_console()
+    report = export.run(options.run, options.format, console, output=options.output, int8=options.int8)
+    console.close()
+    if options.json:
+        print_json(report)
+        return 0
+    proof = f"at batch {', '.join(map(str, report.batches))} to {report.largest_difference:.1g}"
+    print(f"{report.path}: {size(report.bytes)} in {report.seconds:.1f} s; equal to the network {proof if report.batches else 'bit for bit'}")
+    if report.int8_accuracy is not None:
+        print(f"int8: accuracy {report.int8_accuracy:.2%}, float {report.accuracy:.2%} on {report.test_samples:,} images")
+    return 0

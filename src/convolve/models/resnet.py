@@ -1,0 +1,284 @@
+"""ResNet and ResNeXt, for ImageNet-sized and for small images, with torchvision's parameter names.
+
+A size means two different networks: on images of up to 64 pixels a family name (`resnet`) picks the three-stage
+networks of He et al. 2016, section 4.2 ("CIFAR"), on larger ones the four-stage networks of section 4.1.
+
+Shortcuts of the small basic blocks are "A" (no weights), all others are projections where the shape changes.
+`stage1_projection` puts one into the first block of stage 1 as well, as the Graphcore TensorFlow application does.
+Stride is in the 3x3 (v1.5) unless `stride_in_1x1`. In ResNeXt the 3x3 of stage 1 has group-dim x convolution-groups
+channels, which double from stage to stage.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from typing import Any
+
+from torch import Generator, Tensor, nn
+
+from convolve.config.families import FAMILIES, Family
+from convolve.errors import ConfigError
+from convolve.models.architecture import Architecture, Order
+from convolve.models.initialisation import Fans, Layerwise, fan_in_uniform
+from convolve.models.layers import PaddedShortcut
+from convolve.models.norms import Norms
+
+Blocks = dict[str, nn.Module]
+
+SMALL_SIDE = 64
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The skeleton of one network: blocks in each stage, and the first stage's width."""
+
+    depths: tuple[int, ...]
+    bottleneck: bool
+    small: bool = False
+    width: int = 64
+
+
+IMAGENET = {
+    "10": Plan((1, 1, 1, 1), bottleneck=False),
+    "18": Plan((2, 2, 2, 2), bottleneck=False),
+    "34": Plan((3, 4, 6, 3), bottleneck=False),
+    "14": Plan((1, 1, 1, 1), bottleneck=True),
+    "26": Plan((2, 2, 2, 2), bottleneck=True),
+    "50": Plan((3, 4, 6, 3), bottleneck=True),
+    "101": Plan((3, 4, 23, 3), bottleneck=True),
+    "152": Plan((3, 8, 36, 3), bottleneck=True),
+}
+BASIC_CIFAR = {str(6 * n + 2): Plan((n, n, n), False, small=True, width=16) for n in (1, 2, 3, 5, 7, 9, 18)}
+BOTTLENECK_CIFAR = {str(9 * n + 2): Plan((n, n, n), True, small=True, width=16) for n in (1, 3, 4, 5, 6, 7)}
+# Of the two networks of 56 layers, a bare size means the bottleneck one, as in the original.
+CIFAR = {**BASIC_CIFAR, **BOTTLENECK_CIFAR}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the blocks of one network are made."""
+
+    norms: Norms
+    bottleneck: bool
+    padded_shortcuts: bool
+    stride_in_1x1: bool
+    last_gamma_zero: bool
+    groups: int = 1
+    widening: float = 1.0
+
+
+class Residual(nn.Module):
+    """A branch and a shortcut, added, and a ReLU; subclasses say what the branch is."""
+
+    downsample: nn.Module | None
+
+    def branch(self, x: Tensor) -> Tensor:
+        """What is added to the shortcut."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Branch plus shortcut."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return nn.functional.relu(self.branch(x).add_(shortcut), inplace=True)
+
+
+class BasicBlock(Residual):
+    """Two 3x3 convolutions."""
+
+    def __init__(self, inputs: int, width: int, stride: int, style: Style, project: bool) -> None:
+        super().__init__()
+        self.conv1 = _conv(inputs, width, 3, stride)
+        self.bn1 = style.norms.make(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = _conv(width, width, 3)
+        self.bn2 = style.norms.make(width, zero=style.last_gamma_zero)
+        self.downsample = _shortcut((inputs, width), stride, style, project)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """conv, norm, relu, conv, norm."""
+        x = self.relu(self.bn1(self.conv1(x)))
+        out: Tensor = self.bn2(self.conv2(x))
+        return out
+
+
+class Bottleneck(Residual):
+    """1x1 down, 3x3 (grouped in ResNeXt), 1x1 up to four times the width."""
+
+    def __init__(self, inputs: int, width: int, stride: int, style: Style, project: bool) -> None:
+        super().__init__()
+        inner, outputs = _inner_width(width, style), width * EXPANSION
+        first, second = (stride, 1) if style.stride_in_1x1 else (1, stride)
+        self.conv1 = _conv(inputs, inner, 1, first)
+        self.bn1 = style.norms.make(inner)
+        self.conv2 = _conv(inner, inner, 3, second, style.groups)
+        self.bn2 = style.norms.make(inner)
+        self.conv3 = _conv(inner, outputs, 1)
+        self.bn3 = style.norms.make(outputs, zero=style.last_gamma_zero)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut((inputs, outputs), stride, style, project)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Three convolutions with norms, ReLU between them."""
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        out: Tensor = self.bn3(self.conv3(x))
+        return out
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+
+
+def _inner_width(width: int, style: Style) -> int:
+    inner = width * style.widening
+    if inner % style.groups:
+        raise ConfigError(
+            f"convolution-groups={style.groups} with an inner width of {inner:g}: the groups must divide it; "
+            "change --convolution-groups or --group-dim"
+        )
+    return int(inner)
+
+
+def _shortcut(channels: tuple[int, int], stride: int, style: Style, project: bool) -> nn.Module | None:
+    inputs, outputs = channels
+    if stride == 1 and inputs == outputs and not project:
+        return None
+    if style.padded_shortcuts:
+        return PaddedShortcut(outputs - inputs, stride)
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), style.norms.make(outputs))
+
+
+def _stem(plan: Plan, channels: int, norms: Norms) -> Blocks:
+    kernel, stride = (3, 1) if plan.small else (7, 2)
+    width = plan.width
+    blocks: Blocks = {
+        "conv1": _conv(channels, width, kernel, stride),
+        "bn1": norms.make(width),
+        "relu": nn.ReLU(inplace=True),
+    }
+    if not plan.small:
+        blocks["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    return blocks
+
+
+def _assemble(plan: Plan, order: Order, style: Style, stage1_projection: bool) -> Blocks:
+    blocks = _stem(plan, order.input_shape[0], style.norms)
+    kind: Callable[..., nn.Module] = Bottleneck if style.bottleneck else BasicBlock
+    inputs = plan.width
+    for stage, depth in enumerate(plan.depths):
+        width = plan.width * 2**stage
+        for number in range(depth):
+            stride = 2 if stage > 0 and number == 0 else 1
+            project = stage1_projection and stage == 0 and number == 0 and not style.padded_shortcuts
+            blocks[f"layer{stage + 1}/{number}"] = kind(inputs, width, stride, style, project)
+            inputs = width * (EXPANSION if style.bottleneck else 1)
+    blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    blocks["flatten"] = nn.Flatten()
+    blocks["fc"] = nn.Linear(inputs, order.classes)
+    return blocks
+
+
+def read_norms(family: Family, order: Order, *, cifar: bool = False, **fixed: Any) -> Norms:
+    """The norms that an order asks for."""
+    value = partial(family.value, order.options, cifar=cifar)
+    return Norms(value("norm_type"), value("groups"), value("norm_epsilon"), value("bn_decay"), **fixed)
+
+
+def _build(plan: Plan, family: Family, order: Order, fixed: dict[str, int] | None = None) -> Blocks:
+    value = partial(family.value, order.options, cifar=plan.small)
+    grouped = family.name == "resnext"
+    if grouped and plan.small and value("widenet"):
+        plan = replace(plan, width=plan.width * 4)
+    shape = {name: (fixed or {}).get(name, value(name)) for name in ("convolution_groups", "group_dim")} if grouped else {}
+    style = Style(
+        norms=read_norms(family, order, cifar=plan.small),
+        bottleneck=plan.bottleneck,
+        padded_shortcuts=plan.small and not plan.bottleneck,
+        stride_in_1x1=value("stride_in_1x1"),
+        last_gamma_zero=value("last_gamma_zero"),
+        groups=shape["convolution_groups"] if grouped else 1,
+        widening=shape["convolution_groups"] * shape["group_dim"] / plan.width if grouped else 1.0,
+    )
+    return _assemble(plan, order, style, value("stage1_projection"))
+
+
+def _choose(family: Family, default: str, tables: tuple[dict[str, Plan], dict[str, Plan]], order: Order) -> Blocks:
+    """The network of a family that `model-size` and the image size mean."""
+    imagenet, cifar = tables
+    small = max(order.input_shape[1:]) <= SMALL_SIDE
+    sizes = cifar if small else imagenet
+    size = order.options.model_size or (family.cifar["model_size"] if small else default)
+    if size not in sizes:
+        height, width = order.input_shape[1:]
+        raise ConfigError(
+            f"model-size={size} with model={order.name} and images of {height}x{width}: "
+            f"known sizes are {', '.join(sorted(sizes, key=int))}"
+        )
+    return _build(sizes[size], family, order)
+
+
+def kaiming_normal_fan_out(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Normal with the deviation that keeps gradients alike in every layer (He et al. 2015, eq. 14)."""
+    return values.normal_(0, sqrt(2 / fans.fan_out), generator=generator)
+
+
+RULE = Layerwise(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
+IMAGENET_SHAPE = (3, 224, 224)
+CIFAR_SHAPE = (3, 32, 32)
+_RESNET, _RESNEXT = FAMILIES["resnet"], FAMILIES["resnext"]
+
+
+def _named(plan: Plan, family: Family, summary: str, fixed: dict[str, int] | None = None) -> Architecture:
+    shape, classes = (CIFAR_SHAPE, 10) if plan.small else (IMAGENET_SHAPE, 1000)
+    return Architecture(
+        lambda order: _build(plan, family, order, fixed), RULE, summary, input_shape=shape, classes=classes
+    )
+
+
+def _bottlenecks(table: dict[str, Plan]) -> dict[str, Plan]:
+    return {size: plan for size, plan in table.items() if plan.bottleneck}
+
+
+def _kind(plan: Plan) -> str:
+    return "bottleneck blocks" if plan.bottleneck else "basic blocks"
+
+
+ARCHITECTURES = {
+    "resnet": Architecture(
+        partial(_choose, _RESNET, "18", (IMAGENET, CIFAR)),
+        RULE,
+        f"ResNet of --model-size: {_RESNET.summary}",
+        input_shape=IMAGENET_SHAPE,
+        classes=1000,
+    ),
+    "resnext": Architecture(
+        partial(_choose, _RESNEXT, "14", (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
+        RULE,
+        f"ResNeXt of --model-size: {_RESNEXT.summary}",
+        input_shape=IMAGENET_SHAPE,
+        classes=1000,
+    ),
+    **{f"resnet{size}": _named(plan, _RESNET, f"ResNet-{size}, {_kind(plan)}") for size, plan in IMAGENET.items()},
+    **{
+        f"resnet{size}{'b' if plan.bottleneck and size in BASIC_CIFAR else ''}-cifar": _named(
+            plan, _RESNET, f"ResNet-{size} for small images, {_kind(plan)}"
+        )
+        for table in (BASIC_CIFAR, BOTTLENECK_CIFAR)
+        for size, plan in table.items()
+    },
+    **{
+        f"resnext{size}-{groups}x{dim}d": _named(
+            IMAGENET[size],
+            _RESNEXT,
+            f"ResNeXt-{size}, {groups} groups of {dim} channels",
+            {"convolution_groups": groups, "group_dim": dim},
+        )
+        for size, groups, dim in (("50", 32, 4), ("101", 32, 4), ("101", 32, 8))
+    },
+    **{
+        f"resnext{size}-cifar": _named(plan, _RESNEXT, f"ResNeXt-{size} for small images")
+        for size, plan in BOTTLENECK_CIFAR.items()
+    },
+}

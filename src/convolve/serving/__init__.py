@@ -1,0 +1,1 @@
+"""Trained networks in use: exported files, the batcher, the HTTP application and its page."""

@@ -34,7 +34,7 @@ faults: $(READY_DEV)
 	$(BIN)/python -m pytest tests/faults -m "" -v
 
 bench: $(READY_DEV)
-	$(BIN)/python benchmarks/lenet_step.py
+	$(BIN)/python benchmarks/lenet_epoch.py
 
 accuracy: $(READY)
 	$(BIN)/python benchmarks/accuracy.py

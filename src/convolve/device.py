@@ -153,7 +153,9 @@ def _keep_memory() -> None:
 
 
 def usable_threads() -> int:
-    """CPU threads that this process may really use: affinity and the control group's quota count."""
+    """CPU threads that this process may really use: OMP_NUM_THREADS, affinity and the control group's quota count."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -6,6 +6,7 @@
     ├── CheckpointError   a checkpoint is missing, damaged or does not fit                     exit 1
     ├── DeviceError       a device or an ability of it was asked for and is not there          exit 2
     ├── DivergedError     the loss is no longer a number                                       exit 1
+    ├── NumericsError     a value left its number format, and that was to end the run          exit 1
     ├── ParallelError     processes do not agree, or one of them is gone                       exit 1
     └── ExtraError        an optional extra is needed and not installed                        exit 2
 
@@ -44,6 +45,10 @@ class DeviceError(ConvolveError):
 
 class DivergedError(ConvolveError):
     """The loss is no longer a number."""
+
+
+class NumericsError(ConvolveError):
+    """A value left its number format where that was to end the run."""
 
 
 class ParallelError(ConvolveError):

@@ -4,17 +4,105 @@ import math
 
 import pytest
 
-from convolve.app import train
+from convolve.app import describe, train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import resolve, shipped
+from convolve.models import registry
+
+
+SMALL = {"dataset": "digits", "hold_out": 0, "iterations": 3, "warmup_epochs": 0, "curves": False, "report": False}
+# Large configs are stepped with everything as shipped but the size: fewer blocks, four small grey images, one process.
+REDUCED = {
+    "resnet50": "resnet14",
+    "resnext101-32x4d": "resnext50-32x4d",
+    "efficientnet-b4": "efficientnet-cifar",
+    "efficientnet-b0": "efficientnet-cifar",
+    "mobilenet-v3-small": "mobilenet-v3-small",
+    "mobilenet-v3-large": "mobilenet-v3-small",
+    "fastnet": "fastnet",
+    **{name: name for name in ("resnet8-cifar", "resnet20-cifar", "resnext29-cifar", "efficientnet-cifar")},
+}
+ONE_PROCESS = {"batch_size": 4, "gradient_accumulation_count": 1, "replicas": 1, "shards": 1, "iterations": 2}
+NO_FILES = {"checkpoints": False, "validation_mode": "none", "logs": False, "weight_avg_exp": [], "metrics": True}
+
+
+def reduce_size(name):
+    """The options that make a shipped config cheap enough for a test."""
+    config = resolve(name).config
+    if config.model.model not in REDUCED:
+        return {**SMALL, "batch_size": 32, "gradient_accumulation_count": 1}
+    # Emulated 16-bit arithmetic has tests of its own; here it would only cost time.
+    plain = {"precision": "32.32", "enable_half_partials": False, "stochastic_rounding": False, "normalisation": "unit"}
+    small = {**SMALL, **ONE_PROCESS, **NO_FILES, **plain, "model": REDUCED[config.model.model], "device_model": None}
+    return {**small, "epochs_per_ckpt": None, "loss_scaling_rule": "static", "initial_loss_scaling": None}
 
 
 @pytest.mark.parametrize("name", list(shipped()))
 def test_a_shipped_config_trains(name, tmp_path):
-    small = {"dataset": "digits", "hold_out": 0, "iterations": 3, "warmup_epochs": 0, "curves": False, "batch_size": 32}
-    report = train.run(resolve(name, None, {**small, "run_dir": tmp_path / "run"}).config, SilentConsole())
-    assert report.steps == 3
+    given = {**reduce_size(name), "run_dir": tmp_path / "run"}
+    report = train.run(resolve(name, None, given).config, SilentConsole())
+    assert report.steps == given["iterations"]
     assert report.final_loss is not None and math.isfinite(report.final_loss)
+
+
+def one_for_each_network():
+    """The first shipped config of every network."""
+    found = {}
+    for name in shipped():
+        found.setdefault(resolve(name).config.model.model, name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", one_for_each_network())
+def test_a_shipped_config_can_be_described(name):
+    assert describe.run(name).parameters > 0
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_the_network_of_a_shipped_config_can_be_made_at_its_own_size(name):
+    config = resolve(name).config
+    own = registry.settle(config.model.model, config.model)
+    network = registry.sketch(
+        config.model.model, classes=own.classes, input_shape=own.input_shape, options=config.model
+    )
+    assert set(getattr(config.parallel, "pipeline_splits", None) or ()) <= set(network.blocks)
+
+
+def test_every_config_says_what_it_is_and_no_name_is_used_twice():
+    entries = list(shipped().values())
+    names = [name for entry in entries for name in (entry.name, *entry.also)]
+    assert len(names) == len(set(names))
+    assert all(entry.summary for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("original", "model", "global_batch", "rate"),
+    [
+        ("mk2_resnet8_test", "resnet8-cifar", 32, 0.5),
+        ("mk2_resnet50_mlperf_pod16", "resnet50", 2304, 4.588),
+        ("mk2_resnet50_mlperf_pod16_bs20", "resnet50", 1920, 3.824),
+        ("mk2_resnet50_mlperf_pod64_bs20", "resnet50", 2560, 5.098),
+        ("mk2_resnet50_mlperf_pod128_bs20", "resnet50", 2048, 4.078),
+        ("mk2_resnet50_gn_16ipus", "resnet50", 1024, 0.5),
+        ("mk2_resnet50_gn_64ipus", "resnet50", 1024, 0.5),
+        ("mk2_resnet50_bn_16ipus", "resnet50", 16384, 2.0),
+        ("mk2_resnet50_bn_128ipus", "resnet50", 16384, 2.0),
+        ("mk2_resnext101_16ipus", "resnext101-32x4d", 768, 0.375),
+        ("mk2_efficientnet_b4_g1_16ipus", "efficientnet-b4", 768, 768 / 2**14),
+        ("mk2_efficientnet_b4_g16_64ipus_LARS", "efficientnet-b4", 3040, 3040 / 2**9.5),
+        ("mk1_resnet50_16ipus", "resnet50", 1024, 0.5),
+        ("mk2_resnet50_mlperf_pod128_lars", "resnet50", 3584, 10.5),
+        ("resnet50_mk2", "resnet50", 16416, 2.0),
+        ("efficientnet-b0-g16-gn-16ipu-mk2", "efficientnet-b0", 800, 0.05),
+        ("efficientnet-b4-g16-gn-16ipu-mk2", "efficientnet-b4", 768, 0.0483),
+        ("mobilenet-v3-small-pod4", "mobilenet-v3-small", 1024, 0.52),
+        ("mobilenet-v3-large-pod16", "mobilenet-v3-large", 1024, 0.52),
+    ],
+)
+def test_a_config_has_the_global_batch_and_rate_of_the_original(original, model, global_batch, rate):
+    config = resolve(original).config
+    assert (config.model.model, config.global_batch_size) == (model, global_batch)
+    assert config.settled_optim().learning_rate == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("kind", ["generated_data", "synthetic_data"])

@@ -150,6 +150,13 @@ def test_data_lists_and_checks(capsys):
     assert sum(json.loads(last)["test_counts"].values()) == 297
 
 
+def test_bench_data_reports_its_documented_keys(capsys):
+    _, last = call(capsys, "bench", "data", "--config", "lenet-digits", "--images", "64", "--json")
+    report = json.loads(last)
+    assert report["images"] >= 64 and report["images_per_second"] > 0
+    assert {"model_images_per_second", "images_per_second_per_core", "starved", "workers"} <= set(report)
+
+
 def test_every_verb_has_help(capsys):
     for verb in VERBS:
         with pytest.raises(SystemExit) as caught:
@@ -182,6 +189,11 @@ def test_every_verb_has_help(capsys):
         (["data", "get"], 2, "data get: name a data set"),
         (["data", "check", "nothing"], 2, "data check nothing: neither a folder nor a known data set"),
         (["data", "burn"], 2, "invalid choice: 'burn'"),
+        (["data", "prepare", "here"], 2, "data prepare: give the folder with pictures and a new folder"),
+        (["data", "prepare", ".", "new"], 1, ".: no pictures in it; looked for train/"),
+        (["bench", "cpu"], 2, "invalid choice: 'cpu'"),
+        (["train", "--mixup-alpha", "1", "--batch-size", "1"], 2, "batch-size=1 with mixup: a step needs 2 samples"),
+        (["train", "--dataset", "pictures"], 1, "dataset=pictures: no pictures found in no folder"),
         (["configs", "nothing"], 2, "config 'nothing' is not known"),
     ],
 )  # fmt: skip

@@ -8,16 +8,21 @@ import torch
 from convolve import device
 from convolve.app.console import Console
 from convolve.checkpoint.store import find, find_best, load
+from convolve.checkpoint.transfer import transfer
 from convolve.config import Config
 from convolve.config.loading import build
-from convolve.data.dataset import Dataset, Split
-from convolve.data.loader import MemoryLoader
+from convolve.config.schema import DataConfig
+from convolve.data.dataset import Dataset
+from convolve.data.feeding import choose_samples, fit_input, open_test_loader, open_train_loader
+from convolve.data.loader import Loader
 from convolve.data.lookup import open_dataset
-from convolve.data.transform import Transform, fit_transform
+from convolve.data.transform import Transform
 from convolve.engine.state import load_weights
-from convolve.errors import CheckpointError, ConfigError
+from convolve.errors import CheckpointError
 from convolve.models import registry
+from convolve.models.fastnet import WHITENED_IMAGES, Whitening
 from convolve.models.network import Network
+from convolve.models.trainable import limit_training
 
 VALID_BATCH = 500
 
@@ -29,14 +34,15 @@ class Material:
     dataset: Dataset
     transform: Transform
     device: torch.device
+    feed: DataConfig = DataConfig(augment="none")
 
-    def train_loader(self) -> MemoryLoader:
-        """Batches of the training split."""
-        return MemoryLoader(self.dataset.train, self.transform, self.device)
+    def train_loader(self) -> Loader:
+        """Batches of the training split, augmented and mixed as the data section asks."""
+        return open_train_loader(self.dataset.train, self.transform, self.device, self.feed)
 
-    def test_loader(self) -> MemoryLoader:
+    def test_loader(self) -> Loader:
         """Batches of the test split."""
-        return MemoryLoader(self.dataset.test, self.transform, self.device)
+        return open_test_loader(self.dataset.test, self.transform, self.device, self.feed)
 
 
 @dataclass(frozen=True)
@@ -53,22 +59,17 @@ class Trained:
 
 
 def load_dataset(config: Config, console: Console) -> Dataset:
-    """The data set of a config, with the held-out images left out of training."""
-    dataset = open_dataset(config.data, announce=console.say, progress=console.progress)
-    held = config.data.hold_out
-    if held >= len(dataset.train):
-        raise ConfigError(
-            f"hold-out={held}: {dataset.name} has {len(dataset.train)} training images; leave some to train on"
-        )
-    train = Split(dataset.train.images[held:], dataset.train.labels[held:])
-    return Dataset(dataset.name, train, dataset.test, dataset.classes, dataset.origin)
+    """The data set of a config, with the images that are not to be used left out of training."""
+    return choose_samples(open_dataset(config.data, announce=console.say, progress=console.progress), config.data)
 
 
 def gather_material(config: Config, console: Console) -> Material:
     """Device, data and transform for a training."""
     where = device.choose(config.run.device, config.run.threads)
     dataset = load_dataset(config, console)
-    return Material(dataset, fit_transform(dataset.train, config.data.normalisation), where)
+    shape = registry.settle(config.model.model, config.model).input_shape
+    transform = fit_input(dataset.train, config.data, shape[1] if shape[0] == 3 else None)
+    return Material(dataset, transform, where, config.data)
 
 
 def build_network(config: Config, transform: Transform, classes: int, where: torch.device) -> Network:
@@ -76,7 +77,20 @@ def build_network(config: Config, transform: Transform, classes: int, where: tor
     network = registry.build(
         config.model.model, classes=classes, input_shape=transform.shape, seed=config.run.seed, options=config.model
     )
+    limit_training(network, config.model)
     return network.to(device=where, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def give_first_weights(network: Network, config: Config, loader: Loader, console: Console) -> None:
+    """What a new run begins with besides its seed: weights from elsewhere, and layers that look at the data."""
+    for module in network.modules():
+        if isinstance(module, Whitening):
+            window = next(loader.windows(config.run.seed, 0, (WHITENED_IMAGES, WHITENED_IMAGES)))
+            module.fit_images(window.batches[0].images)
+    if config.model.init_path is not None:
+        taken = transfer(network, config.model.init_path)
+        fresh = f"; {', '.join(taken.fresh)} begin fresh" if taken.fresh else ""
+        console.say(f"{taken.taken} tensors from {taken.source}{fresh}")
 
 
 def load_trained(path: Path, *, where: str | None = None) -> Trained:

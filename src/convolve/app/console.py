@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from convolve.parallel.team import Team
 from convolve.report.records import RunInfo, TrainRecord, ValidRecord
 
 
@@ -53,3 +54,8 @@ class SilentConsole:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def console_of(team: Team, console: Console) -> Console:
+    """The first process speaks for all of them."""
+    return console if team.first else SilentConsole()

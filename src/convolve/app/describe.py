@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from convolve.app.assembly import choose_checkpoint, load_trained
-from convolve.config import ModelConfig
+from convolve.config import Config, ModelConfig
 from convolve.config.loading import load_entries, resolve
-from convolve.data.catalogue import MNIST, find_entry
+from convolve.data.catalogue import KNOWN, OTHER_NAMES, Entry
 from convolve.errors import ConfigError
 from convolve.models import registry
 from convolve.models.anatomy import Description, describe
@@ -25,20 +25,36 @@ def run(what: str, *, config_path: Path | None = None) -> Description:
     if Path(what).is_dir():
         trained = load_trained(choose_checkpoint(Path(what)))
         return describe(trained.config.model.model, trained.network)
-    if what in load_entries(config_path) and what not in registry.names():
-        config = resolve(what, config_path).config
-        entry = MNIST if config.data.dataset is None else find_entry(config.data.dataset)
-        height, width, channels = entry.image_shape
-        shape = (channels, height, width)
-        return describe_network(config.model.model, len(entry.classes), shape, config.model)
-    return describe_network(what)
+    if registry.is_known(what) or not is_config(what, config_path):
+        return describe_network(what)
+    config = resolve(what, config_path).config
+    entry = known_dataset(config)
+    if entry is None:
+        return describe_network(config.model.model, options=config.model)
+    height, width, channels = entry.image_shape
+    return describe_network(config.model.model, len(entry.classes), (channels, height, width), config.model)
+
+
+def is_config(name: str, config_path: Path | None) -> bool:
+    """Whether a named config has this name, or had it in the system that it comes from."""
+    return any(name == entry.name or name in entry.also for entry in load_entries(config_path).values())
+
+
+def known_dataset(config: Config) -> Entry | None:
+    """What is known beforehand about the data of a config; None leaves the network's own input shape."""
+    name = config.data.dataset
+    return None if name is None else KNOWN.get(OTHER_NAMES.get(name, name))
 
 
 def describe_network(
-    name: str, classes: int = 10, input_shape: Shape = (1, 28, 28), options: ModelConfig = DEFAULTS
+    name: str, classes: int | None = None, input_shape: Shape | None = None, options: ModelConfig = DEFAULTS
 ) -> Description:
-    """Describe a network by its name; its weights are never made."""
-    return describe(name, registry.sketch(name, classes=classes, input_shape=input_shape, options=options))
+    """Describe a network by its name; its weights are never made. Unset shapes are the network's own."""
+    own = registry.settle(name, options)
+    network = registry.sketch(
+        name, classes=classes or own.classes, input_shape=input_shape or own.input_shape, options=options
+    )
+    return describe(name, network)
 
 
 def write_svg(description: Description, path: Path) -> None:

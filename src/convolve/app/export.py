@@ -11,7 +11,7 @@ import torch
 from convolve import __version__
 from convolve.app.assembly import Material, Trained, choose_checkpoint, load_trained
 from convolve.app.console import Console
-from convolve.app.samples import open_material, test_pixels, training_pixels
+from convolve.app.samples import each_test_batch, open_material, training_pixels
 from convolve.checkpoint.store import CHECKPOINTS_FOLDER
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.serving.card import Card, choose_fit
@@ -62,8 +62,8 @@ def run(path: Path, name: str, console: Console, *, output: Path | None = None, 
     draft = target.with_name(f".{os.getpid()}-{target.name}")
     console.say(f"exporting {trained.config.model.model} of {checkpoint} as {name}{' in int8' if int8 else ''}")
     classifier, card = Classifier(trained.network, trained.transform), card_of(trained)
+    _make_folder(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         write_export(name, classifier, card, draft)
         proof = _prove(name, draft, trained, target)
         accuracies = _quantise(draft, trained, card, console) if int8 else (None, None, 0)
@@ -75,6 +75,13 @@ def run(path: Path, name: str, console: Console, *, output: Path | None = None, 
     seconds = time.perf_counter() - began
     size = target.stat().st_size
     return ExportReport(target, name, size, seconds, proof.batches, proof.largest_difference, int8, *accuracies)
+
+
+def _make_folder(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConvolveError(f"{target}: cannot be written ({error.strerror}); choose another --output") from error
 
 
 def _check_format(name: str, int8: bool) -> str:
@@ -145,7 +152,7 @@ def _quantise(draft: Path, trained: Trained, card: Card, console: Console) -> tu
 def _accuracies(one: Runner, other: Runner, material: Material) -> tuple[float, float, int]:
     """Accuracy of two runners on every test image, and their number."""
     right, count = np.zeros(2), 0
-    for pixels, labels in test_pixels(material):
+    for pixels, labels in each_test_batch(material):
         right += [(runner(pixels).argmax(1) == labels).sum() for runner in (one, other)]
         count += len(labels)
     return float(right[0] / count), float(right[1] / count), count

@@ -1,7 +1,9 @@
 """`convolve predict`: classify pictures with a trained network."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,13 @@ import torch
 
 from convolve.app.assembly import Trained, choose_checkpoint, load_trained
 from convolve.app.console import Console
-from convolve.data.pictures import fit_digit, read_picture
+from convolve.app.export import card_of
+from convolve.data.pictures import read_picture
 from convolve.engine.evaluation import evaluating
-from convolve.errors import DataError
+from convolve.errors import ConvolveError, DataError
+from convolve.report.lines import replace_file
+from convolve.serving.gradcam import explain, paint
+from convolve.serving.intake import fit_picture
 
 BATCH = 256
 
@@ -25,6 +31,7 @@ class Prediction:
     label: str
     probability: float
     probabilities: dict[str, float]
+    explanation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,14 @@ def list_pictures(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def run(run: Path, paths: list[Path], console: Console, *, invert: bool | None = None) -> PredictReport:
-    """Classify pictures in batches; one that cannot be read is reported, and the rest go on."""
+def run(
+    run: Path, paths: list[Path], console: Console, *, invert: bool | None = None, explain_dir: Path | None = None
+) -> PredictReport:
+    """Classify pictures in batches; one that cannot be read is reported, and the rest go on.
+
+    Args:
+        explain_dir: folder for pictures that show where the network found its evidence (Grad-CAM).
+    """
     trained = load_trained(choose_checkpoint(run))
     pictures = list_pictures(paths)
     failures: dict[str, str] = {}
@@ -59,33 +72,60 @@ def run(run: Path, paths: list[Path], console: Console, *, invert: bool | None =
     for start in range(0, len(pictures), BATCH):
         console.progress("predict", start, len(pictures))
         inputs = _read(pictures[start : start + BATCH], trained, invert, failures)
-        predictions += _classify(trained, inputs)
+        if inputs:
+            pixels = torch.from_numpy(np.stack(list(inputs.values())))
+            shares = _classify(trained, pixels)
+            explained = [None] * len(inputs) if explain_dir is None else _explain(trained, inputs, shares, explain_dir)
+            predictions += map(partial(_describe, trained.classes), inputs, shares, explained)
     return PredictReport(predictions, failures)
 
 
 def _read(
     paths: list[Path], trained: Trained, invert: bool | None, failures: dict[str, str]
 ) -> dict[Path, npt.NDArray[np.uint8]]:
-    transform = trained.transform
+    card = card_of(trained)
     inputs = {}
     for path in paths:
         try:
-            picture = read_picture(path, channels=transform.channels)
-            inputs[path] = fit_digit(picture, transform.height, invert)
+            inputs[path] = fit_picture(read_picture(path, channels=card.transform.channels), card, invert)
         except DataError as error:
             failures[str(path)] = str(error)
     return inputs
 
 
-def _classify(trained: Trained, inputs: dict[Path, npt.NDArray[np.uint8]]) -> Iterator[Prediction]:
-    if not inputs:
-        return
+def _classify(trained: Trained, pixels: torch.Tensor) -> torch.Tensor:
     where = next(trained.network.parameters()).device
-    pixels = torch.from_numpy(np.stack(list(inputs.values()))).to(where)
     with evaluating(trained.network):
-        shares = trained.network(trained.transform(pixels)).softmax(dim=1).cpu()
-    for path, row in zip(inputs, shares, strict=True):
-        ranked = row.argsort(descending=True).tolist()
-        probabilities = {trained.classes[index]: float(row[index]) for index in ranked}
-        label = trained.classes[ranked[0]]
-        yield Prediction(str(path), label, probabilities[label], probabilities)
+        shares: torch.Tensor = trained.network(trained.transform(pixels.to(where))).softmax(dim=1).cpu()
+    return shares
+
+
+def _describe(classes: tuple[str, ...], path: Path, row: torch.Tensor, explained: str | None) -> Prediction:
+    ranked = row.argsort(descending=True).tolist()
+    probabilities = {classes[index]: float(row[index]) for index in ranked}
+    label = classes[ranked[0]]
+    return Prediction(str(path), label, probabilities[label], probabilities, explained)
+
+
+def _explain(
+    trained: Trained, inputs: dict[Path, npt.NDArray[np.uint8]], shares: torch.Tensor, folder: Path
+) -> list[str]:
+    """Write one Grad-CAM picture for each input, and return their paths; equal names get a number."""
+    where = next(trained.network.parameters()).device
+    images = trained.transform(torch.from_numpy(np.stack(list(inputs.values()))).to(where))
+    heats = explain(trained.network, images, shares.argmax(dim=1).to(where))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConvolveError(f"{folder}: cannot be made ({error.strerror}); choose another --explain") from error
+    written = []
+    for (path, pixels), heat in zip(inputs.items(), heats, strict=True):
+        target = _free_name(folder, path.stem)
+        replace_file(target, paint(pixels, heat))
+        written.append(str(target))
+    return written
+
+
+def _free_name(folder: Path, stem: str) -> Path:
+    names = (folder / f"{stem}-explained{end}.png" for end in chain([""], map("-{}".format, count(2))))
+    return next(path for path in names if not path.exists())

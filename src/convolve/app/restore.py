@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from convolve.app.console import Console
+from convolve.app.console import Console, console_of
 from convolve.app.training import CONFIG_FILE, Training, TrainReport, extend
 from convolve.config import Config
 from convolve.config.loading import parse
 from convolve.errors import CheckpointError
+from convolve.parallel.team import open_team
 from convolve.report.tables import rewind
 
 
@@ -22,9 +23,13 @@ def read_config(folder: Path) -> Config:
 
 def run(folder: Path, console: Console, *, epochs: float | None = None, iterations: int | None = None) -> TrainReport:
     """Restore the newest good checkpoint and train on; a longer `epochs` or `iterations` extends a finished run."""
-    training = Training(extend(read_config(folder), epochs, iterations), folder, console)
-    path = training.resume()
-    console.say(f"restored {path.name}")
-    rewind(folder, training.state.step)
-    training.write_config()
-    return training.run()
+    config = extend(read_config(folder), epochs, iterations)
+    with open_team(config.parallel) as team:
+        console = console_of(team, console)
+        training = Training(config, folder, console, team)
+        path = training.resume()
+        console.say(f"restored {path.name}")
+        if team.first:
+            rewind(folder, training.state.step)
+        training.write_config()
+        return training.run()

@@ -45,7 +45,7 @@ def training_pixels(material: Material, seed: int, count: int) -> Images:
     return np.concatenate(found)[:count]
 
 
-def test_pixels(material: Material) -> Iterator[tuple[Images, Labels]]:
+def each_test_batch(material: Material) -> Iterator[tuple[Images, Labels]]:
     """Every test image once with its label, in batches."""
     for batch in material.test_loader().batches(BATCH):
         yield to_pixels(batch.images, material.transform), batch.labels.cpu().numpy()

@@ -1,14 +1,21 @@
 """`convolve train`: a new run."""
 
-from convolve.app.console import Console
+from pathlib import Path
+
+from convolve.app.console import Console, console_of
 from convolve.app.training import Training, TrainReport
 from convolve.config import Config
+from convolve.models import registry
+from convolve.parallel.team import open_team
 from convolve.report.folder import claim_run_folder
 
 
 def run(config: Config, console: Console) -> TrainReport:
     """Train a config from the beginning in a folder of its own."""
-    folder = claim_run_folder(config.run, config.name)
-    training = Training(config, folder, console)
-    training.write_config()
-    return training.run()
+    registry.check(config.model)
+    with open_team(config.parallel) as team:
+        console = console_of(team, console)
+        folder = Path(team.tell(str(claim_run_folder(config.run, config.name)) if team.first else ""))
+        training = Training(config, folder, console, team)
+        training.write_config()
+        return training.run()

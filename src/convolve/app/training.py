@@ -11,18 +11,24 @@ from typing import Any
 import torch
 
 from convolve import __version__
-from convolve.app.assembly import VALID_BATCH, Material, build_network, gather_material
+from convolve.app.assembly import VALID_BATCH, Material, build_network, gather_material, give_first_weights
+from convolve.app.average import average_at_end
 from convolve.app.console import Console
 from convolve.app.describe import write_svg
+from convolve.app.numerics import Numerics, prepare_numerics
+from convolve.app.report import write_training_report
 from convolve.app.validate import validate_checkpoints
 from convolve.checkpoint.store import Store
 from convolve.config import Config
 from convolve.config.loading import dump
+from convolve.data.loader import Part
 from convolve.engine.actions import Clock, LogAction, SaveAction, ValidateAction
+from convolve.engine.averager import RunningAverage
 from convolve.engine.executor import WholeExecutor
 from convolve.engine.loop import Action, fit
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.rhythm import Rhythm
+from convolve.engine.scalelog import ScaleAction
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, clip_nothing, clip_to
 from convolve.engine.stopping import stop_on_signals
@@ -30,6 +36,7 @@ from convolve.engine.tally import Counts, MetricTally, NullTally
 from convolve.models.anatomy import describe
 from convolve.optim.optimisers import build_optimiser
 from convolve.optim.schedules import Span, build_schedule
+from convolve.parallel.team import Team
 from convolve.report.curves import draw_curves
 from convolve.report.records import RunInfo
 from convolve.report.summary import case_name, write_summary
@@ -39,6 +46,8 @@ from convolve.report.writers import Writer, Writers, open_writers
 DEFAULT_EPOCHS = 5.0
 CONFIG_FILE = "config.yml"
 GRAPH_FILE = "model.svg"
+BAD_SAMPLES_FILE = "bad-samples.txt"
+STARVING_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -69,8 +78,9 @@ def plan_samples(config: Config, samples_per_epoch: int) -> int:
 class Training:
     """One run: its folder, its pieces, and the state that a step changes."""
 
-    def __init__(self, config: Config, folder: Path, console: Console) -> None:
+    def __init__(self, config: Config, folder: Path, console: Console, team: Team) -> None:
         self.began = time.perf_counter()
+        self.team = team
         self.folder = folder
         self.console = console
         self.material: Material = gather_material(config, console)
@@ -79,14 +89,35 @@ class Training:
         self.total = plan_samples(config, len(self.loader))
         self.store = Store(folder / "checkpoints", keep=config.run.keep_checkpoints)
         model = build_network(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
-        self.state = TrainState(model, build_optimiser(model, config.optim))
+        if not self.store.paths():
+            give_first_weights(model, config, self.loader, console)
+        self.state = TrainState(model, build_optimiser(model, config.settled_optim()))
+        if config.optim.ema_decay is not None:
+            self.state.averager = RunningAverage(model, config.optim.ema_decay)
+        self.numerics = self._begin_numerics()
         self.writer: Writer = Writers([])
         self.best_accuracy = -1.0
         self.earlier_seconds = 0.0
         self.restored_step: int | None = None
 
+    def _begin_numerics(self) -> Numerics:
+        """Choose the arithmetic, and let the network compute with it from now on."""
+        numerics = prepare_numerics(
+            self.config,
+            self.material.device,
+            self.folder,
+            lambda kind, **facts: self.writer.event(kind, **facts),
+            (self.total, len(self.loader)),
+        )
+        self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
+        numerics.arithmetic.attach(self.state.model)
+        numerics.arithmetic.begin()
+        return numerics
+
     def write_config(self) -> None:
         """Store the resolved config, which is enough to repeat the run, and the drawing if one is asked for."""
+        if not self.team.first:
+            return
         (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
         if self.config.log.draw_graph:
             write_svg(describe(self.config.model.model, self.state.model), self.folder / GRAPH_FILE)
@@ -96,7 +127,7 @@ class Training:
         path, snapshot = self.store.newest(self.console.say)
         self.state.restore(snapshot)
         self.best_accuracy = float(snapshot.state.get("best_accuracy", -1.0))
-        if snapshot.state.get("best"):
+        if snapshot.state.get("best") and self.team.first:
             # A kill between the save and its mark leaves the best checkpoint unmarked.
             self.store.mark_best(path)
         self.earlier_seconds = float(snapshot.state.get("seconds", 0.0))
@@ -105,7 +136,7 @@ class Training:
 
     def run(self) -> TrainReport:
         """Train to the end (or until a signal), validate, and write down what came out."""
-        with open_writers(self.config.log, self.folder) as files:
+        with open_writers(self.config.log, self.folder) if self.team.first else Writers([]) as files:
             self.writer = Writers([self.console, files])
             return self._run()
 
@@ -114,12 +145,17 @@ class Training:
         self._announce()
         with stop_on_signals() as request:
             optim = self.config.optim
-            windows = self.loader.windows(
-                self.config.run.seed, self.state.samples, (optim.batch_size, self.config.global_batch_size)
-            )
+            share = Part(self.team.topology.replica, self.team.topology.replicas)
+            sizes = (optim.batch_size, self.config.global_batch_size)
+            windows = self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
             fit(self.state, windows, actions.parts, actions.in_order(), self.total, request)
-        test = self._test_counts(actions) if request.signal is None else None
-        return self._report(actions, test, request.signal)
+        stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronise.stop_agreed else None)
+        if stopped_by is not None:
+            return self._report(actions, None, stopped_by)
+        test = self._test_counts(actions)
+        if self.config.run.checkpoints and self.team.first:
+            self._average()
+        return self._report(actions, test, None)
 
     def _announce(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.state.model.parameters())
@@ -136,16 +172,22 @@ class Training:
                     "device": str(self.material.device),
                     "threads": torch.get_num_threads(),
                     "global_batch_size": self.config.global_batch_size,
+                    "numerics": str(self.numerics.choice),
                 },
                 restored_step=self.restored_step,
             )
         )
+        self.writer.event("numerics", **self.numerics.facts())
+        if self.numerics.choice.execution != "plain":
+            self.console.say(f"numerics {self.numerics.choice}")
 
     def _actions(self) -> "Actions":
         config, per_epoch = self.config, len(self.loader)
-        tally = MetricTally(self.material.device) if config.log.metrics else NullTally()
-        schedule = build_schedule(config.schedule, config.optim.learning_rate, Span(self.total, per_epoch))
-        executor = WholeExecutor(self.state.model, CrossEntropy(config.optim.label_smoothing), tally, config.run.seed)
+        tally = MetricTally(self.material.device, self.team) if config.log.metrics else NullTally()
+        synchronise = self.team.synchroniser(self.state.model)
+        schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, Span(self.total, per_epoch))
+        loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
+        executor = WholeExecutor(self.state.model, loss, tally, config.run.seed, self.state.arithmetic, synchronise)
         clip = clip_nothing if config.optim.clip_norm is None else clip_to(config.optim.clip_norm)
         clock = Clock(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
         log = LogAction(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
@@ -156,6 +198,7 @@ class Training:
             per_epoch,
             self.writer,
             clock,
+            self.team,
         )
         save = SaveAction(
             self._rhythm_of_checkpoints(),
@@ -166,7 +209,9 @@ class Training:
             clock,
             self.best_accuracy,
         )
-        return Actions(StepParts(schedule, executor, clip), log, validate, save, config, self.console, self.total)
+        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise)
+        scale = ScaleAction(self.writer, self.state.scaler)
+        return Actions(parts, scale, log, validate, save, config, self.console, self.total, self.team.first)
 
     def _rhythm_of_logs(self) -> Rhythm:
         log = self.config.log
@@ -193,11 +238,17 @@ class Training:
     def _test_counts(self, actions: "Actions") -> Counts | None:
         if self.config.run.validation_mode == "during":
             return actions.validate.newest
-        if self.config.run.validation_mode == "after" and self.config.run.checkpoints:
+        if self.config.run.validation_mode == "after" and self.config.run.checkpoints and self.team.first:
             records = validate_checkpoints(self.folder, self.store.paths(), self.material, self.writer)
             newest = records[-1]
             return Counts(newest.loss, newest.accuracy, newest.samples)
         return None
+
+    def _average(self) -> None:
+        """Store and validate the averages that the config asks for."""
+        for average in average_at_end(self.folder, self.store.paths(), self.config, self.material):
+            if average.validation is not None and self.config.run.validation_mode != "none":
+                self.writer.valid(average.validation)
 
     def _report(self, actions: "Actions", test: Counts | None, stopped_by: signal.Signals | None) -> TrainReport:
         throughput = actions.log.clock.throughput
@@ -213,11 +264,27 @@ class Training:
             dataset=self.material.dataset.name,
             stopped_by=stopped_by,
         )
-        if self.config.log.logs:
+        self._tell_of_data(throughput)
+        if self.config.log.logs and self.team.first:
             write_summary(self.folder, self._figures(report, throughput))
             if self.config.log.curves and self.config.log.metrics:
                 draw_curves(self.folder)
+            if self.config.log.report and stopped_by is None:
+                write_training_report(self.folder, self.state.model, self.material, evaluated=test is not None)
         return report
+
+    def _tell_of_data(self, throughput: Throughput) -> None:
+        """Say whether the network had to wait for its input, and list the samples that were left out."""
+        share = throughput.counted.data_wait_share if throughput.counted else 0.0
+        if share > STARVING_SHARE and throughput.images_per_second:
+            possible = throughput.images_per_second / (1 - min(share, 0.99))
+            self.console.say(
+                f"{share:.0%} of the time was spent waiting for data: the network could take {possible:,.0f} images/s; "
+                "`convolve bench data` measures the input alone"
+            )
+        if self.loader.skipped:
+            lines = "".join(f"{line}\n" for line in self.loader.skipped)
+            (self.folder / BAD_SAMPLES_FILE).write_text(lines, encoding="utf-8")
 
     def _figures(self, report: TrainReport, throughput: Throughput) -> dict[str, Any]:
         config = self.config
@@ -237,6 +304,9 @@ class Training:
             "test_samples": report.test_samples,
             "final_loss": report.final_loss,
             "steps": report.steps,
+            "precision": self.numerics.choice.policy.name,
+            "numerics": self.numerics.facts(),
+            "skipped_steps": self.state.scaler.skipped,
             "end_to_end_seconds": report.seconds,
         }
 
@@ -246,19 +316,21 @@ class Actions:
     """The actions of a run, and which of them the config asks for."""
 
     parts: StepParts
+    scale: ScaleAction
     log: LogAction
     validate: ValidateAction
     save: SaveAction
     config: Config
     console: Console
     total: int
+    saves: bool
 
     def in_order(self) -> list[Action]:
         """Progress, log, validate, save: a checkpoint carries the validation of its own step."""
-        chosen: list[Action] = [_Progress(self.console, self.total), self.log]
+        chosen: list[Action] = [_Progress(self.console, self.total), self.scale, self.log]
         if self.config.run.validation_mode == "during":
             chosen.append(self.validate)
-        if self.config.run.checkpoints:
+        if self.config.run.checkpoints and self.saves:
             chosen.append(self.save)
         return chosen
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from convolve import device
 from convolve.app.assembly import VALID_BATCH, Material, Trained, load_dataset, load_trained
 from convolve.app.console import Console
+from convolve.app.numerics import compute_like_training
+from convolve.checkpoint.averaging import list_averages
 from convolve.checkpoint.store import find
 from convolve.engine.actions import valid_record
 from convolve.engine.evaluation import evaluate
@@ -19,6 +21,7 @@ def validate_one(trained: Trained, material: Material) -> ValidRecord:
     """Evaluate one network on the whole test split."""
     watch = Stopwatch()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
+    compute_like_training(trained.config, trained.network, material.device)
     counts = evaluate(trained.network, material.test_loader(), size)
     return valid_record(trained.path.name, trained.step, trained.epoch, counts, watch.seconds)
 
@@ -39,7 +42,7 @@ def validate_checkpoints(folder: Path, paths: list[Path], material: Material, wr
 def run(path: Path, console: Console, *, every: bool = False) -> list[ValidRecord]:
     """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order."""
     paths = find(path)
-    chosen = paths if every else paths[-1:]
+    chosen = [*paths, *list_averages(path)] if every else paths[-1:]
     records = []
     material: Material | None = None
     for number, one in enumerate(chosen):

@@ -2,21 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.flags import Parser
 from convolve.cli.output import print_json, size
 
+if TYPE_CHECKING:
+    from convolve.app.export import ExportReport
+
 
 def run(arguments: Sequence[str]) -> int:
     """Export a trained network, and say what was compared."""
     parser = Parser(prog="convolve export", description="Write a trained network as a file for other programs.")
-    parser.add_argument("run", type=Path, help="run folder (its best checkpoint, or the newest) or one checkpoint folder")
+    parser.add_argument(
+        "run", type=Path, help="run folder (its best checkpoint, or the newest) or one checkpoint folder"
+    )
     parser.add_argument(
         "--format",
         default="onnx",
         metavar="NAME",
-        help="onnx (or frozen: one frozen file), pt2 (PyTorch), aoti (machine code for C++), safetensors (weights) [onnx]",
+        help="onnx (also called frozen), pt2 (PyTorch), aoti (machine code for C++), safetensors (weights) [onnx]",
     )
     parser.add_argument("--int8", action="store_true", help="eight-bit weights and activations (onnx only)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; unset: model.* in the run folder")
@@ -33,8 +39,15 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(report)
         return 0
-    proof = f"at batch {', '.join(map(str, report.batches))} to {report.largest_difference:.1g}"
-    print(f"{report.path}: {size(report.bytes)} in {report.seconds:.1f} s; equal to the network {proof if report.batches else 'bit for bit'}")
-    if report.int8_accuracy is not None:
-        print(f"int8: accuracy {report.int8_accuracy:.2%}, float {report.accuracy:.2%} on {report.test_samples:,} images")
+    print(f"{report.path}: {size(report.bytes)} in {report.seconds:.1f} s; {_proof(report)}")
     return 0
+
+
+def _proof(report: "ExportReport") -> str:
+    if report.int8_accuracy is not None:
+        return (
+            f"accuracy {report.int8_accuracy:.2%}, float {report.accuracy:.2%} on {report.test_samples:,} test images"
+        )
+    if not report.batches:
+        return "equal to the network bit for bit"
+    return f"equal to the network at batch {', '.join(map(str, report.batches))} to {report.largest_difference:.1g}"

@@ -7,6 +7,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from convolve.config.families import EVERY_MODEL, Family, family_of
 from convolve.config.loading import flag_name
 from convolve.config.schema import SECTION_OF, SECTIONS, fields
 from convolve.errors import ConfigError, suggest
@@ -58,21 +59,65 @@ def _help(info: FieldInfo) -> str:
     return text if default is None else f"{text} [{shown}]"
 
 
-def add_config_flags(parser: Parser) -> None:
-    """Every knob of the schema, grouped by section, and the choice of a named config."""
+def _own_help(family: Family, name: str, info: FieldInfo) -> str:
+    """The help of an option with a family's own default, and the one for small images where that differs."""
+    defaults = [family.defaults[name]]
+    if family.cifar.get(name, defaults[0]) != defaults[0]:
+        defaults.append(family.cifar[name])
+    words = [str({True: "on", False: "off", None: "by size"}.get(value, value)) for value in defaults]
+    small = f", {words[1]} on small images" if len(words) > 1 else ""
+    return f"{(info.description or '').replace('%', '%%')} [{words[0]}{small}]"
+
+
+def _help_for(family: Family | None, section: str, name: str, info: FieldInfo) -> str:
+    """What `--help` says about an option; options that the network asked about does not have are left out."""
+    if family is not None and name in family.defaults:
+        return _own_help(family, name, info)
+    foreign = family is not None and section == "model" and name not in EVERY_MODEL
+    return argparse.SUPPRESS if foreign else _help(info)
+
+
+def asked_model(arguments: Sequence[str]) -> str | None:
+    """The network that `--help` is asked about, if one is named."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--model":
+            return following
+        if word.startswith("--model="):
+            return word.partition("=")[2]
+    return None
+
+
+def _add_family_first(parser: Parser, model: str | None) -> dict[str, argparse._ArgumentGroup]:
+    """A group for the options of the family that is asked about, before all others."""
+    family = None if model is None else family_of(model)
+    if family is None:
+        return {}
+    group = parser.add_argument_group(f"{family.name}: {family.summary}")
+    return dict.fromkeys(family.defaults, group)
+
+
+def add_config_flags(parser: Parser, model: str | None = None) -> None:
+    """Every knob of the schema, grouped by section, and the choice of a named config.
+
+    With a `model`, the options of its family come first, with its own defaults.
+    """
     parser.add_argument("--config", metavar="NAME", help="named config to start from; `convolve configs` lists them")
     parser.add_argument("--config-path", metavar="FILE", help="your own YAML file of named configs")
+    first = _add_family_first(parser, model)
+    family = family_of(model) if first and model else None
     groups = {name: parser.add_argument_group(name, kind.__doc__) for name, kind in SECTIONS.items()}
     for section, name, info in fields():
         kind, _ = _plain(info.annotation)
-        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help(info)}
+        text = _help_for(family, section, name, info)
+        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        group = first.get(name, groups[section])
         flag = f"--{flag_name(name)}"
         if kind is bool:
-            groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         elif get_origin(kind) is tuple:
-            groups[section].add_argument(flag, nargs="+", metavar="X", **common)
+            group.add_argument(flag, nargs="+", metavar="X", **common)
         else:
-            groups[section].add_argument(flag, metavar=_metavar(kind), **common)
+            group.add_argument(flag, metavar=_metavar(kind), **common)
 
 
 def given_values(namespace: argparse.Namespace) -> dict[str, Any]:

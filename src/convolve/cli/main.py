@@ -6,6 +6,7 @@ from importlib import import_module
 
 from convolve import __version__
 from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.parallel.topology import speaks
 
 VERBS = {
     "train": "train a network; without arguments, LeNet on MNIST",
@@ -13,8 +14,14 @@ VERBS = {
     "validate": "test accuracy of stored checkpoints",
     "predict": "classify pictures with a trained network",
     "export": "write a trained network as ONNX, pt2, machine code or weights",
+    "serve": "answer over HTTP, with a page to draw on",
+    "report": "one HTML page about a run, or several side by side",
+    "average": "one network from several checkpoints of a run",
+    "convert": "make a pickled state dict of another library safe to load",
+    "align": "train one config in several number formats and see where they part",
     "configs": "list the named configs, or show one",
-    "data": "list, fetch or check data sets",
+    "data": "list, fetch, check or prepare data sets",
+    "bench": "measure one part alone: data",
     "describe": "layer table and drawing of a network",
     "doctor": "what works on this machine and what does not",
 }
@@ -57,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConvolveError as error:
         if debug:
             raise
-        print(f"convolve: {error}", file=sys.stderr)
+        # Every rank meets a wrong option; one of them says so.
+        if speaks() or not isinstance(error, ConfigError):
+            print(f"convolve: {error}", file=sys.stderr)
         code = error.exit_code
     except BrokenPipeError:
         code = 1

@@ -25,6 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         default=None,
         help="treat pictures as dark on light; unset: found out from each picture",
     )
+    parser.add_argument("--explain", type=Path, metavar="DIR", help="write Grad-CAM pictures there: where it looks")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse(arguments)
 
@@ -33,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
-    report = predict.run(options.run, options.pictures, console, invert=options.invert)
+    report = predict.run(options.run, options.pictures, console, invert=options.invert, explain_dir=options.explain)
     console.close()
     for failure in report.failures.values():
         print(f"convolve: {failure}", file=sys.stderr)

@@ -7,6 +7,8 @@ from convolve import device
 from convolve.cli.flags import Parser
 from convolve.cli.output import print_json
 from convolve.config.spellings import translate
+from convolve.parallel.launch import start_processes
+from convolve.parallel.topology import Topology, launched, speaks
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,12 +23,17 @@ def run(arguments: Sequence[str]) -> int:
 
     device.prepare()
     from convolve.app import restore
+
+    parallel = restore.read_config(options.run).parallel
+    world = Topology(parallel.replicas, parallel.shards).world
+    if world > 1 and not launched():
+        return start_processes(world, ["restore", *arguments])
     from convolve.cli.console import PlainConsole, open_console
     from convolve.cli.result import finish
 
     console = PlainConsole() if options.json else open_console()
     report = restore.run(options.run, console, epochs=options.epochs, iterations=options.iterations)
     code = finish(report)
-    if options.json:
+    if options.json and speaks():
         print_json(report)
     return code

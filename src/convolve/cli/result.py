@@ -1,10 +1,13 @@
 """The closing words of a training."""
 
 from convolve.app.training import TrainReport
+from convolve.parallel.topology import speaks
 
 
 def finish(report: TrainReport) -> int:
     """Say what came out, and give the exit code: 0, or 128 + signal number for a run that was stopped."""
+    if not speaks():
+        return 0 if report.stopped_by is None else 128 + int(report.stopped_by)
     if report.stopped_by is not None:
         print(
             f"stopped by {report.stopped_by.name} at step {report.steps}; go on with: convolve restore {report.run_dir}"

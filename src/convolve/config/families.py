@@ -45,13 +45,13 @@ FAMILIES = {
         Family(
             "resnet",
             "ImageNet 10 14 18 26 34 50 101 152; CIFAR 8 14 20 32 44 56 110, bottleneck 11 29 38 47 56 65",
-            {"model_size": None, **_RESNET},
+            {"model_size": "18", **_RESNET},
             {"model_size": "20", "groups": 16, "last_gamma_zero": False},
         ),
         Family(
             "resnext",
             "ImageNet 14 26 50 101 152; CIFAR 11 29 38 47 56 65",
-            {"model_size": None, **_RESNET, "convolution_groups": 32, "group_dim": 4, "widenet": False},
+            {"model_size": "14", **_RESNET, "convolution_groups": 32, "group_dim": 4, "widenet": False},
             {"model_size": "29", "groups": 16, "last_gamma_zero": False},
         ),
         Family(

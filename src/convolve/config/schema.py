@@ -4,12 +4,18 @@ Fields live in sections, and a room gets its own section only. Names are unique 
 serves the command line (`--batch-size`), a config file (`batch-size:`) and an error message alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+
+def _respell(others: Mapping[str, str], value: Any) -> Any:
+    """Names are written in small letters with dashes; those that other systems have for the same thing are known."""
+    return others.get(value, value.lower().replace("_", "-")) if isinstance(value, str) else value
 
 
 class Section(BaseModel):
@@ -48,7 +54,7 @@ class ModelConfig(Section):
     use_relu: bool | None = Field(None, description="efficientnet: ReLU instead of swish")
     dropout_rate: float | None = Field(None, ge=0, lt=1, description="share dropped before the classifier")
     block_survival_prob: float | None = Field(None, gt=0, le=1, description="stochastic depth: last block's survival")
-    proxy_norm: bool | None = Field(None, description="efficientnet: normalise activations by those of a Gaussian proxy")
+    proxy_norm: bool | None = Field(None, description="efficientnet: normalise activations by a Gaussian proxy")
     proxy_epsilon: float | None = Field(None, gt=0, description="epsilon of the proxy's variance")
     init_path: Path | None = Field(
         None, description="safetensors file or checkpoint to take initial weights from (also torchvision's, timm's)"
@@ -69,10 +75,54 @@ class DataConfig(Section):
     download: bool = Field(True, description="fetch a known data set that is not there yet")
     generated_data: bool = Field(False, description="random images made once on the host, for speed measurements")
     synthetic_data: bool = Field(False, description="random images that live on the device, no host input at all")
-    normalisation: Literal["unit", "symmetric", "standard"] = Field(
-        "unit", description="pixels become [0, 1], [-1, 1], or mean 0 and deviation 1 over the training set"
+    normalisation: Literal["unit", "symmetric", "standard", "imagenet", "imagenet-mean"] = Field(
+        "unit",
+        description="pixels become [0, 1], [-1, 1], mean 0 and deviation 1 over the training set, the same with "
+        "ImageNet's figures, or only ImageNet's mean is taken away",
     )
+    hostside_norm: bool = Field(False, description="normalise on the host and move floats; off: move bytes")
     hold_out: int = Field(0, ge=0, description="number of first training images that are kept out of training")
+    dataset_percentage_to_use: float = Field(100.0, gt=0, le=100, description="share of the training images to use")
+    image_size: int | None = Field(
+        None, ge=1, le=4096, description="side of the network's input; unset: the images' own, or the network's"
+    )
+    augment: Literal["auto", "none", "flip", "pad-crop-flip", "resized-crop-flip"] = Field(
+        "auto", description="what happens to training images; auto: what is usual for the data set"
+    )
+    train_with_valid_preprocessing: bool = Field(False, description="train on images prepared as in validation")
+    flip: Literal["random", "alternating"] = Field(
+        "random", description="mirror images by a coin, or each one in every second epoch"
+    )
+    crop_padding: int = Field(4, ge=1, description="pad-crop-flip: margin in pixels")
+    padding_mode: Literal["mean", "black", "reflect"] = Field(
+        "mean", description="pad-crop-flip: what the margin shows"
+    )
+    crop_area: tuple[float, float] = Field((0.08, 1.0), description="resized-crop-flip: range of the share of the area")
+    crop_aspect: tuple[float, float] = Field((0.75, 4 / 3), description="resized-crop-flip: range of width to height")
+    cutout: int = Field(0, ge=0, description="side of a square that is cut out of every training image")
+    erase_probability: float = Field(0.0, ge=0, le=1, description="probability of erasing a random rectangle")
+    colour_jitter: tuple[float, float, float] = Field(
+        (0.0, 0.0, 0.0), description="strength of random changes to brightness, contrast, saturation"
+    )
+    randaugment_layers: int = Field(0, ge=0, le=8, description="RandAugment: operations on each image")
+    randaugment_magnitude: float = Field(9.0, ge=0, le=30, description="RandAugment: strength of each operation")
+    mixup_alpha: float = Field(0.0, ge=0, description="mixup: both parameters of the beta distribution; 0: off")
+    cutmix_lambda: float = Field(1.0, ge=0, le=1, description="cutmix: mean share kept of the base image; 1: off")
+    cutmix_version: Literal["1", "2"] = Field(
+        "1", coerce_numbers_to_str=True, description="cutmix-lambda is the mean of a random share (1), or constant (2)"
+    )
+    cutmix_lambda_low: float = Field(0.0, ge=0, le=1, description="uniform cutmix: least share kept; 0 and 0: off")
+    cutmix_lambda_high: float = Field(0.0, ge=0, le=1, description="uniform cutmix: largest share kept")
+    cutmix_disable_prob: float = Field(0.0, ge=0, le=1, description="uniform cutmix: share of steps without it")
+    workers: int | None = Field(
+        None, ge=0, le=256, description="threads that decode pictures; never changes results; unset: one per CPU thread"
+    )
+    dataset_cache: bool = Field(True, description="keep decoded pictures in memory while they fit")
+    cache_memory: float = Field(2.0, ge=0, description="memory for decoded pictures in GB")
+    bad_samples: Literal["error", "skip"] = Field(
+        "error", description="a picture that cannot be read: stop and name it, or leave it out and list it"
+    )
+    bad_samples_limit: float = Field(0.001, ge=0, le=1, description="largest share of a split that may be left out")
 
 
 class OptimConfig(Section):
@@ -85,17 +135,46 @@ class OptimConfig(Section):
     valid_batch_size: int | None = Field(None, ge=1, description="samples per pass in validation; unset: chosen")
     epochs: float | None = Field(None, gt=0, description="passes over the training data")
     iterations: int | None = Field(None, ge=1, description="weight updates; instead of --epochs")
-    optimiser: Literal["sgd", "momentum", "adam", "adamw"] = Field("sgd", description="update rule")
+    optimiser: Annotated[
+        Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"],
+        BeforeValidator(partial(_respell, {"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"})),
+    ] = Field("sgd", description="update rule; rmsprop-tf has its epsilon inside the root and begins at 1")
     learning_rate: float = Field(0.01, gt=0, description="learning rate at the top of the schedule")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the `momentum` rule")
+    base_learning_rate_exponent: float | None = Field(
+        None, description="N for a rate of 2^N x global batch; instead of --learning-rate"
+    )
+    bias_rate_factor: float = Field(1.0, gt=0, description="factor on the rate of norms and biases")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of momentum, rmsprop, lars and muon")
     nesterov: bool = Field(False, description="Nesterov form of momentum")
     adam_betas: tuple[float, float] = Field((0.9, 0.999), description="moment decays of adam and adamw")
     optimiser_epsilon: float = Field(1e-8, gt=0, description="epsilon in the denominator of adam and adamw")
-    weight_decay: float = Field(0.0, ge=0, description="L2 decay (adamw: decoupled)")
+    rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="share of the old mean square that rmsprop keeps")
+    rmsprop_base_decay_exp: float | None = Field(
+        None, description="N for an rmsprop decay of 1 - 2^N x global batch; instead of --rmsprop-decay"
+    )
+    lars_eeta: float = Field(0.001, gt=0, description="lars: trust, the length of an update as a share of the weight's")
+    lars_epsilon: float = Field(0.0, ge=0, description="lars: epsilon in the denominator of the trust ratio")
+    muon_rest_factor: float = Field(0.1, gt=0, description="muon: factor on the rate of what is not a convolution")
+    weight_decay: float = Field(0.0, ge=0, description="L2 decay (adamw and muon: decoupled; lars: inside the trust)")
     weight_decay_on: Literal["all", "matrices"] = Field(
         "matrices", description="parameters that decay: all, or those with two dimensions or more"
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread evenly over all classes")
+    weight_decay_exclude: tuple[str, ...] = Field(
+        (), description="parameters whose name has one of these in it do not decay (and lars treats them plainly)"
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread evenly over classes")
+    label_smoothing_over: Literal["all", "others"] = Field(
+        "all", description="classes it is spread over: all K, or the K - 1 others (Graphcore's TensorFlow application)"
+    )
+    ema_decay: float | None = Field(
+        None, ge=0, lt=1, description="keep a running average of the weights with this decay per step; validated too"
+    )
+    weight_avg_n: tuple[int, ...] = Field(
+        (), description="at the end, average the checkpoints of the last N epochs, for each N given"
+    )
+    weight_avg_exp: tuple[float, ...] = Field(
+        (), description="at the end, average all checkpoints exponentially, for each decay given"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the whole gradient; unset: no clipping")
 
 
@@ -104,8 +183,12 @@ class ScheduleConfig(Section):
 
     title = "schedule"
 
-    lr_schedule: Literal["constant", "stepped", "cosine", "exponential", "polynomial"] = Field(
-        "constant", description="shape of the learning-rate curve"
+    lr_schedule: Annotated[
+        str, BeforeValidator(lambda name: {"step": "stepped", "polynomial_decay_lr": "polynomial"}.get(name, name))
+    ] = Field(
+        "constant",
+        description="shape of the learning-rate curve: constant, stepped, cosine, exponential, polynomial, trapezoid, "
+        "onecycle, or the name of an entry point in the group convolve.schedules",
     )
     warmup_epochs: float = Field(0.0, ge=0, description="epochs over which the rate rises linearly from zero")
     learning_rate_decay: float = Field(0.1, gt=0, description="stepped: factor at each drop")
@@ -115,6 +198,10 @@ class ScheduleConfig(Section):
     lr_staircase: bool = Field(True, description="exponential: whole drops only, not a smooth curve")
     poly_lr_decay_power: float = Field(2.0, gt=0, description="polynomial: power of the decay")
     poly_lr_end_ratio: float = Field(1e-5, ge=0, description="polynomial: last rate as a share of the first")
+    rise_share: float = Field(0.2, ge=0, lt=1, description="trapezoid, onecycle: share of the run in which it rises")
+    fall_share: float = Field(0.3, gt=0, le=1, description="trapezoid: share of the run in which the rate falls")
+    first_ratio: float = Field(0.2, ge=0, le=1, description="trapezoid, onecycle: first rate as a share of the peak")
+    last_ratio: float = Field(0.0, ge=0, le=1, description="trapezoid, onecycle: last rate as a share of the peak")
 
 
 class PrecisionConfig(Section):
@@ -122,7 +209,46 @@ class PrecisionConfig(Section):
 
     title = "precision"
 
-    precision: Literal["32.32"] = Field("32.32", description="compute.master formats in bits")
+    precision: Literal["32.32", "16.32", "16.16"] | None = Field(
+        None, description="compute.master formats in bits; unset: what the device model has, else 32.32"
+    )
+    half_type: Literal["fp16", "bf16"] = Field("fp16", description="which 16-bit format")
+    stochastic_rounding: bool | None = Field(
+        None, description="round up or down by chance, keyed by seed, step and place; unset: on for 16.16"
+    )
+    enable_half_partials: bool | None = Field(
+        None, description="convolutions and matrix products add up in 16 bits; unset: off, or the device model's"
+    )
+    saturate_on_overflow: bool | None = Field(
+        None, description="values beyond the range become its end, not infinity; unset: off, or the device model's"
+    )
+    fp_exceptions: bool = Field(False, description="stop at the first overflow, invalid result or division by zero")
+    force_fp32: tuple[str, ...] = Field((), description="layers that stay in fp32, by name (layer1 means all inside)")
+    half_norm_statistics: bool = Field(False, description="norm statistics in 16 bits too; otherwise they are fp32")
+    precision_mode: (
+        Literal["must_keep_origin_dtype", "allow_fp32_to_fp16", "allow_mix_precision", "force_fp16"] | None
+    ) = Field(None, description="Ascend's name for a policy by operation; instead of --precision")
+    mixlist_file: Path | None = Field(None, description="JSON with white and black lists for allow_mix_precision")
+    numerics: Literal["auto", "native", "emulated"] = Field(
+        "auto", description="16-bit kernels of the machine, exact emulation, or native where it works and is fast"
+    )
+    device_model: Literal["ipu-mk1", "ipu-mk2", "ascend-910"] | None = Field(
+        None, description="arithmetic and memory of a named accelerator, on whatever device there is"
+    )
+    loss_scaling: float | None = Field(
+        None, ge=1, description="factor on the loss while gradients are computed; unset: 128 in 16 bits, else 1"
+    )
+    loss_scaling_rule: Literal["static", "dynamic", "ascend", "ramp", "automatic"] = Field(
+        "static", description="how the factor changes during the run"
+    )
+    initial_loss_scaling: float | None = Field(
+        None, ge=1, description="first factor of a changing rule; unset: the rule's own"
+    )
+    data_dump_step: str | None = Field(None, description="steps whose tensors are written out, such as 10|20|30-35")
+    over_dump: bool = Field(False, description="write the operation that overflows first, with its inputs")
+    survey_freq: int | None = Field(
+        None, ge=1, description="steps between surveys of exponents, underflow and overflow in each layer; unset: never"
+    )
 
 
 class ParallelConfig(Section):
@@ -130,7 +256,7 @@ class ParallelConfig(Section):
 
     title = "parallel"
 
-    replicas: int = Field(1, ge=1, le=1, description="data-parallel copies of the model")
+    replicas: int = Field(1, ge=1, description="data-parallel copies of the model, one process each")
     shards: int = Field(1, ge=1, le=1, description="stages the model is split into")
 
 
@@ -167,6 +293,7 @@ class LogConfig(Section):
     logs: bool = Field(True, description="write log files into the run folder")
     metrics: bool = Field(True, description="count loss and accuracy while training")
     curves: bool = Field(True, description="draw curves.png at the end")
+    report: bool = Field(True, description="write report.html at the end")
     draw_graph: bool = Field(False, description="draw the network into the run folder as model.svg")
     tensorboard: bool = Field(False, description="write TensorBoard events (extra `logs`)")
     wandb: bool = Field(False, description="send metrics to Weights & Biases (extra `logs`)")
@@ -192,6 +319,15 @@ class Config(BaseModel):
     def global_batch_size(self) -> int:
         """Samples per weight update: micro batch x gradient accumulation x replicas."""
         return self.optim.batch_size * self.optim.gradient_accumulation_count * self.parallel.replicas
+
+    def settled_optim(self) -> OptimConfig:
+        """The optim section with what depends on the global batch worked out: peak rate and rmsprop decay."""
+        optim, settled = self.optim, dict[str, float]()
+        if optim.base_learning_rate_exponent is not None:
+            settled["learning_rate"] = 2**optim.base_learning_rate_exponent * self.global_batch_size
+        if optim.rmsprop_base_decay_exp is not None:
+            settled["rmsprop_decay"] = 1 - 2**optim.rmsprop_base_decay_exp * self.global_batch_size
+        return optim.model_copy(update=settled)
 
     def values(self) -> dict[str, Any]:
         """All knobs by their flat names, in plain YAML types."""

@@ -1,12 +1,25 @@
 """The known data sets: what they are, how their contents are recognised and where they can be had."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from convolve.errors import ConfigError, suggest
 
 _DIGITS = tuple("0123456789")
 _CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish", "forest",
+    "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion", "lizard",
+    "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange", "orchid",
+    "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine", "possum",
+    "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper",
+    "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank", "telephone",
+    "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow_tree", "wolf",
+    "woman", "worm",
 )  # fmt: skip
 
 
@@ -30,11 +43,21 @@ class Wheel:
 
 
 @dataclass(frozen=True)
+class Archive:
+    """A published tar.gz that holds all files of a data set."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """One known data set.
 
-    `files` are training images, training labels, test images, test labels. `contents` recognises the samples in any
-    order (see `fingerprint.py`). `folders` are the subfolders of a data folder in which other tools keep this set.
+    `files` are training images, training labels, test images, test labels of an `idx` set; of a `cifar` set the record
+    files, the test file last. `contents` recognises the samples in any order (see `fingerprint.py`). `folders` are the
+    subfolders of a data folder in which other tools keep this set.
     """
 
     name: str
@@ -43,9 +66,11 @@ class Entry:
     image_shape: tuple[int, int, int]
     train_count: int
     test_count: int
-    files: tuple[IdxFile, IdxFile, IdxFile, IdxFile]
+    files: tuple[IdxFile, ...]
     contents: tuple[str, str]
     licence: str
+    layout: Literal["idx", "cifar"] = "idx"
+    archive: Archive | None = None
     folders: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()
     wheel: Wheel | None = None
@@ -67,9 +92,7 @@ class Entry:
         return 16 * max(file.size for file in self.files)
 
 
-def _idx_files(hashes: tuple[str, str, str, str], counts: tuple[int, int], pixels: int) -> tuple[
-    IdxFile, IdxFile, IdxFile, IdxFile
-]:  # fmt: skip
+def _idx_files(hashes: tuple[str, str, str, str], counts: tuple[int, int], pixels: int) -> tuple[IdxFile, ...]:
     train, test = counts
     return (
         IdxFile("train-images-idx3-ubyte", 16 + train * pixels, hashes[0]),
@@ -169,12 +192,78 @@ DIGITS = Entry(
     licence="CC BY 4.0; E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, doi 10.24432/C50P49",
 )
 
-KNOWN: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, DIGITS)}
+_CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+_CIFAR_LICENCE = "none stated; A. Krizhevsky asks to cite 'Learning Multiple Layers of Features from Tiny Images', 2009"
+
+CIFAR10 = Entry(
+    name="cifar-10",
+    what="photographs of ten kinds of things, 32x32 RGB, 50,000 training and 10,000 test images",
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    image_shape=(32, 32, 3),
+    train_count=50_000,
+    test_count=10_000,
+    files=tuple(
+        IdxFile(name, 30_730_000, sha256)
+        for name, sha256 in (
+            ("data_batch_1.bin", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+            ("data_batch_2.bin", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+            ("data_batch_3.bin", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+            ("data_batch_4.bin", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+            ("data_batch_5.bin", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+            ("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+        )
+    ),
+    contents=(
+        "56491532161b129997b36b4cc9234b5710687d28e713941b9f0f15b43c3e7a5f",
+        "6bfcc67f6bb9f056499e7e1d36246f56407b8057d84aeccf469881d1d7ac9ec1",
+    ),
+    licence=_CIFAR_LICENCE,
+    layout="cifar",
+    archive=Archive(
+        "cifar-10-binary.tar.gz",
+        170_052_171,
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    ),
+    folders=("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-bin",
+             "cifar-10", "cifar-10/cifar-10-batches-bin", "cifar10/cifar-10-batches-py"),
+    mirrors=_CIFAR_MIRRORS,
+    fetched_bytes=170_052_171,
+)  # fmt: skip
+
+CIFAR100 = Entry(
+    name="cifar-100",
+    what="photographs of a hundred kinds of things, 32x32 RGB, 50,000 training and 10,000 test images",
+    classes=_CIFAR100_CLASSES,
+    image_shape=(32, 32, 3),
+    train_count=50_000,
+    test_count=10_000,
+    files=(
+        IdxFile("train.bin", 153_700_000, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
+        IdxFile("test.bin", 30_740_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
+    ),
+    contents=("", ""),
+    licence=_CIFAR_LICENCE,
+    layout="cifar",
+    archive=Archive(
+        "cifar-100-binary.tar.gz",
+        168_513_733,
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    ),
+    folders=("cifar-100-binary", "cifar-100-python", "cifar100", "cifar100/cifar-100-binary",
+             "cifar-100", "cifar-100/cifar-100-binary", "cifar100/cifar-100-python"),
+    mirrors=_CIFAR_MIRRORS,
+    fetched_bytes=168_513_733,
+)  # fmt: skip
+
+KNOWN: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, DIGITS, CIFAR10, CIFAR100)}
+
+
+OTHER_NAMES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashion_mnist": "fashion-mnist"}
 
 
 def find_entry(name: str) -> Entry:
     """The known data set of this name; any other name is an error with the nearest ones."""
-    entry = KNOWN.get(name)
+    entry = KNOWN.get(OTHER_NAMES.get(name, name))
     if entry is None:
         raise ConfigError(f"dataset={name}: no such data set; {suggest(name, KNOWN)}")
     return entry

@@ -26,6 +26,21 @@ def ignore_progress(what: str, done: int, total: int | None) -> None:
     """The null object of `Progress`."""
 
 
+class Samples(Protocol):
+    """One split, wherever its images are."""
+
+    @property
+    def labels(self) -> Labels:
+        """The class of each sample."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Samples":
+        """Some of the samples, in this order."""
+        ...
+
+
 @dataclass(frozen=True)
 class Split:
     """One split, whole in memory: images [N, H, W, C] with C = 1 or 3, labels [N]."""
@@ -36,22 +51,23 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "Split":
+        """Some of the samples, in this order; a run of them is not copied."""
+        if len(rows) and (np.diff(rows) == 1).all():
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            return Split(self.images[part], self.labels[part])
+        return Split(self.images[rows], self.labels[rows])
+
 
 @dataclass(frozen=True)
 class Dataset:
     """A training and a test split, the class names in label order, and where all of it came from."""
 
     name: str
-    train: Split
-    test: Split
+    train: Samples
+    test: Samples
     classes: tuple[str, ...]
     origin: str
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of every image."""
-        height, width, channels = self.train.images.shape[1:]
-        return height, width, channels
 
 
 def make_split(images: Images, labels: Labels, *, classes: int | None, where: str) -> Split:

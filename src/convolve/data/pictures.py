@@ -34,19 +34,24 @@ def decode_picture(data: bytes, path: Path, *, channels: int, largest: int = LAR
     """The picture in the bytes of a file, as `read_picture` gives it; `path` is only what messages call it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about odd metadata: the pixels count
-        try:
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
-                _check_pixels(picture, path, largest)
-                _check_png(picture, data)
-                return _to_pixels(ImageOps.exif_transpose(picture), channels)
-        except DataError:
-            raise
-        except Image.DecompressionBombError as error:
-            raise DataError(f"{path}: more than the {largest} pixels that are accepted; make it smaller") from error
-        except UnidentifiedImageError as error:
-            raise DataError(f"{path}: not an image of a known format ({', '.join(_FORMATS)})") from error
-        except Exception as error:  # a decoder may raise anything at all on a broken file
-            raise DataError(f"{path}: broken image ({' '.join(str(error).split())}); save it again") from error
+        return decode_in_thread(data, path, channels=channels, largest=largest)
+
+
+def decode_in_thread(data: bytes, path: Path | str, *, channels: int, largest: int = LARGEST_PICTURE) -> Images:
+    """`decode_picture` for threads, which must not touch the warning filters that all of them share."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            _check_pixels(picture, path, largest)
+            _check_png(picture, data)
+            return _to_pixels(ImageOps.exif_transpose(picture), channels)
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path}: more than the {largest} pixels that are accepted; make it smaller") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path}: not an image of a known format ({', '.join(_FORMATS)})") from error
+    except Exception as error:  # a decoder may raise anything at all on a broken file
+        raise DataError(f"{path}: broken image ({' '.join(str(error).split())}); save it again") from error
 
 
 def _read_file(path: Path, largest: int) -> bytes:
@@ -61,7 +66,7 @@ def _read_file(path: Path, largest: int) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _check_pixels(picture: Image.Image, path: Path, largest: int) -> None:
+def _check_pixels(picture: Image.Image, path: Path | str, largest: int) -> None:
     width, height = picture.size
     if width * height > largest:
         raise DataError(

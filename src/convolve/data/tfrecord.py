@@ -1,7 +1,7 @@
 """TFRecord files of image examples, read without TensorFlow.
 
 Framing: u64 length, masked CRC-32C of it, payload, masked CRC-32C of the payload, all little-endian. The payload is a
-`tf.train.Example`; of its protobuf encoding only what an image data set uses is understood: bytes and int64 features.
+`tf.train.Example`; of its protobuf encoding only what an image data set uses is understood.
 """
 
 import io
@@ -18,7 +18,7 @@ from convolve.data.dataset import LARGEST_SIDE, Images, Labels, Progress
 from convolve.data.idx import DEFAULT_LIMIT
 from convolve.errors import DataError
 
-Feature = list[bytes] | list[int]
+Feature = list[bytes] | list[int] | list[float]
 
 _HEADER = 12
 _FOOTER = 4
@@ -68,7 +68,7 @@ def read_records(path: Path, *, limit: int = DEFAULT_LIMIT) -> list[memoryview]:
 
 
 def parse_example(record: bytes | memoryview) -> dict[str, Feature]:
-    """The bytes and int64 features of a `tf.train.Example`, float features left out; ValueError when malformed."""
+    """The features of a `tf.train.Example` by name; ValueError when malformed."""
     features: dict[str, Feature] = {}
     for body in _messages(record, 1):
         for entry in _messages(body, 1):
@@ -87,9 +87,17 @@ def _parse_feature(feature: memoryview) -> Feature:
             raise ValueError("a feature that is not a list")
         if kind == 1:
             found = [bytes(item) for item in _messages(content, 1)]
+        if kind == 2:
+            found = [value for item in _messages(content, 1) for value in _floats(item)]
         if kind == 3:
             found = [_signed(item) for item in _numbers(content)]
     return found
+
+
+def _floats(data: memoryview) -> tuple[float, ...]:
+    if len(data) % 4:
+        raise ValueError("a float of other than 4 bytes")
+    return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def _messages(data: bytes | memoryview, wanted: int) -> Iterator[memoryview]:

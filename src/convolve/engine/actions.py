@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from convolve.checkpoint.store import Store
-from convolve.data.loader import MemoryLoader
+from convolve.data.loader import Loader
+from convolve.engine.averager import showing
 from convolve.engine.evaluation import evaluate
 from convolve.engine.loop import Stopwatch
 from convolve.engine.rhythm import Rhythm
@@ -15,6 +16,7 @@ from convolve.engine.state import TrainState
 from convolve.engine.tally import Counts, Tally
 from convolve.errors import DivergedError
 from convolve.optim.schedules import Schedule
+from convolve.parallel.team import Team
 from convolve.report.records import TrainRecord, ValidRecord
 from convolve.report.throughput import Interval, Throughput
 from convolve.report.writers import Writer
@@ -52,7 +54,7 @@ class LogAction:
     rhythm: Rhythm
     tally: Tally
     schedule: Schedule
-    loader: MemoryLoader
+    loader: Loader
     writer: Writer
     clock: Clock
     final_loss: float = math.nan
@@ -92,11 +94,12 @@ class ValidateAction:
     """Evaluates the live model on the test split."""
 
     rhythm: Rhythm
-    loader: MemoryLoader
+    loader: Loader
     batch_size: int
     samples_per_epoch: int
     writer: Writer
     clock: Clock
+    team: Team
     newest: Counts | None = None
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
@@ -106,10 +109,22 @@ class ValidateAction:
             return
         with self.clock.stopwatch.paused():
             watch = Stopwatch()
-            self.newest = evaluate(state.model, self.loader, self.batch_size)
+            self.newest = evaluate(state.model, self.loader, self.batch_size, self.team)
             seconds = watch.seconds
             epoch = state.samples / self.samples_per_epoch
             self.writer.valid(valid_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
+            self._validate_average(state, epoch)
+
+    def _validate_average(self, state: TrainState, epoch: float) -> None:
+        """The running average, if one is kept, is validated as a network of its own."""
+        averages = state.averager.tensors()
+        if not averages:
+            return
+        watch = Stopwatch()
+        with showing(state.model, averages):
+            counts = evaluate(state.model, self.loader, self.batch_size, self.team)
+        name = f"{checkpoint_name(state.step)}-ema"
+        self.writer.valid(valid_record(name, state.step, epoch, counts, watch.seconds))
 
     def latest(self) -> Counts | None:
         """The validation of the step just made, if there was one."""

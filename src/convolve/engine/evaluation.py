@@ -5,10 +5,11 @@ from contextlib import contextmanager
 
 import torch
 
-from convolve.data.loader import MemoryLoader
+from convolve.data.loader import Loader, Part
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.tally import Counts, MetricTally
 from convolve.models.network import Network
+from convolve.parallel.team import Alone, Team
 
 
 @contextmanager
@@ -23,14 +24,15 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def evaluate(model: Network, loader: MemoryLoader, batch_size: int) -> Counts:
-    """Loss (without label smoothing) and accuracy over all samples of a loader."""
+def evaluate(model: Network, loader: Loader, batch_size: int, team: Team | None = None) -> Counts:
+    """Loss (without label smoothing) and accuracy over all samples of a loader; replicas share the batches."""
     device = next(model.parameters()).device
-    tally, loss = MetricTally(device), CrossEntropy()
+    tally, loss = MetricTally(device, team), CrossEntropy()
+    topology = (team or Alone()).topology
     with evaluating(model):
-        for batch in loader.batches(batch_size):
+        for batch in loader.batches(batch_size, Part(topology.replica, topology.replicas)):
             logits = model(batch.images)
             tally.add(loss(logits, batch.labels), logits, batch.labels)
     counts = tally.read()
-    assert counts.samples == len(loader), f"counted {counts.samples} of {len(loader)} samples"
+    assert counts.samples + len(loader.skipped) >= len(loader), f"counted {counts.samples} of {len(loader)} samples"
     return counts

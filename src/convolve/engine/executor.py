@@ -1,6 +1,6 @@
 """How the micro batches of a window become gradients: here on one device, with the whole model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -9,12 +9,14 @@ from convolve.data.loader import Window
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.tally import Tally
 from convolve.models.network import Network
+from convolve.numerics.arithmetic import Arithmetic, PlainArithmetic
+from convolve.parallel.team import NoSynchroniser, Synchroniser
 
 
 class Executor(Protocol):
-    """Runs forward and backward for a window and leaves the mean gradient in the parameters."""
+    """Runs forward and backward for a window and leaves the mean gradient, times `scale`, in the parameters."""
 
-    def run(self, window: Window, step: int) -> None:
+    def run(self, window: Window, step: int, scale: float) -> None:
         """Process all micro batches of one step."""
 
 
@@ -30,12 +32,18 @@ class WholeExecutor:
     loss: CrossEntropy
     tally: Tally
     seed: int
+    arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
+    synchronise: Synchroniser = field(default_factory=NoSynchroniser)
 
-    def run(self, window: Window, step: int) -> None:
+    def run(self, window: Window, step: int, scale: float) -> None:
         """Forward and backward for every micro batch."""
-        for batch in window.batches:
-            self.model.chance.move(self.seed, step, batch.first)
-            logits = self.model(batch.images)
-            loss = self.loss(logits, batch.labels)
-            torch.autograd.backward(loss / window.samples)
-            self.tally.add(loss.detach(), logits.detach(), batch.labels)
+        with self.arithmetic.window(self.seed, step):
+            for batch in window.batches:
+                if batch is window.batches[-1]:
+                    self.synchronise.arm()
+                self.model.chance.move(self.seed, step, batch.first)
+                with self.arithmetic.micro_batch(batch.first):
+                    logits = self.model(batch.images)
+                    loss = self.loss(logits, batch.targets)
+                    torch.autograd.backward(loss / (window.counted / scale))
+                self.tally.add(loss.detach(), logits.detach(), batch.labels)

@@ -59,8 +59,9 @@ def fit(
         if state.samples >= total:
             break
         before = state.samples
+        parts.synchronise.ask_to_stop(request.signal is not None)
         train_step(state, window, parts)
-        last = state.samples >= total or request.signal is not None
+        last = state.samples >= total or parts.synchronise.stop_agreed
         for action in actions:
             action.after(before, state, last)
         if last:

@@ -1,13 +1,16 @@
-"""What a training run is at one moment: weights, optimiser state, and two integers."""
+"""What a training run is at one moment: weights, optimiser state, two integers, and the loss scale."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from convolve.checkpoint.snapshot import Snapshot
+from convolve.engine.averager import Averager, NoAverage
 from convolve.errors import CheckpointError
 from convolve.models.network import Network
+from convolve.numerics.arithmetic import Arithmetic, PlainArithmetic
+from convolve.numerics.scaling import NoScaling, Scaler
 from convolve.optim.optimisers import load_state, state_tensors
 
 
@@ -19,17 +22,26 @@ class TrainState:
     optimiser: torch.optim.Optimizer
     step: int = 0
     samples: int = 0
+    arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
+    scaler: Scaler = field(default_factory=NoScaling)
+    averager: Averager = field(default_factory=NoAverage)
 
     def snapshot(self, facts: dict[str, Any]) -> Snapshot:
         """The state as named tensors and plain values; `facts` are added to the plain values."""
         tensors = {"model": dict(self.model.state_dict()), "optimizer": state_tensors(self.optimiser, self.model)}
-        return Snapshot(tensors, {"step": self.step, "samples": self.samples, **facts})
+        averages = self.averager.tensors()
+        if averages:
+            tensors["averages"] = averages
+        plain = {"step": self.step, "samples": self.samples, "scaling": self.scaler.state()}
+        return Snapshot(tensors, {**plain, "numerics": self.arithmetic.policy.to_json(), **facts})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the state that a snapshot holds, bit for bit."""
         load_weights(self.model, snapshot)
         load_state(self.optimiser, self.model, snapshot.tensors.get("optimizer", {}))
+        self.averager.restore(snapshot.tensors.get("averages", {}))
         self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
+        self.scaler.restore(dict(snapshot.state.get("scaling", {})))
 
 
 def load_weights(model: torch.nn.Module, snapshot: Snapshot) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convolve.device import widest_float
+from convolve.parallel.team import Alone, Team
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,12 @@ class Tally(Protocol):
 
 
 class MetricTally:
-    """Loss, correct answers and samples, summed in the widest format that the device has."""
+    """Loss, correct answers and samples of all replicas, summed in the widest format that the device has."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, team: Team | None = None) -> None:
         self._sums = torch.zeros(2, dtype=widest_float(device), device=device)
         self._samples = 0
+        self._team = team or Alone()
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count one micro batch."""
@@ -44,8 +46,9 @@ class MetricTally:
 
     def read(self) -> Counts:
         """The counts since the last reading."""
-        loss, correct = self._sums.tolist()
-        samples = self._samples
+        whole = torch.cat((self._sums, self._sums.new_tensor([self._samples])))
+        loss, correct, count = self._team.add_up(whole).tolist()
+        samples = int(count)
         self._sums.zero_()
         self._samples = 0
         if not samples:

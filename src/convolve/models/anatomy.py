@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from convolve.models.batch_norm import BatchNorm2d
 from convolve.models.chance import KeyedDropout
 from convolve.models.network import Network, Shape
 
@@ -122,7 +123,7 @@ def name_size(size: int | tuple[int, ...]) -> str:
 _KINDS: dict[type[nn.Module], Callable[[Any], str]] = {
     nn.Conv2d: _name_conv,
     nn.Linear: lambda _: "dense",
-    nn.BatchNorm2d: lambda _: "batch norm",
+    BatchNorm2d: lambda _: "batch norm",
     nn.GroupNorm: lambda norm: f"group norm {norm.num_groups}",
     nn.LayerNorm: lambda _: "layer norm",
     nn.MaxPool2d: lambda pool: f"max-pool {name_size(pool.kernel_size)}",

@@ -31,8 +31,9 @@ class Order:
 class Architecture:
     """How the blocks of a network are made, and how they are filled.
 
-    `input_shape` and `classes` hold where no data set says otherwise. A package that offers an architecture under the
-    entry-point group `convolve.models` has it in every command.
+    `input_shape` and `classes` hold where no data set says otherwise; `settled` are the options that its name has
+    decided already; `resolve` checks a family's size, and tells its network where the options alone decide that. A
+    package that offers an architecture under the entry-point group `convolve.models` has it in every command.
     """
 
     blocks: Callable[[Order], Mapping[str, nn.Module]]
@@ -40,6 +41,8 @@ class Architecture:
     summary: str
     input_shape: Shape = (1, 28, 28)
     classes: int = 10
+    settled: tuple[str, ...] = ()
+    resolve: Callable[[ModelConfig], str | None] | None = None
 
     def sketch(self, order: Order) -> Network:
         """The network on the meta device: all names and shapes, no values."""

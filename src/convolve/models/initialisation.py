@@ -7,6 +7,7 @@ The arithmetic: n is the fan-in (inputs times kernel area, per group) and m the 
 
     fan_in_uniform    U(-1/sqrt(n), 1/sqrt(n))               Kaiming-uniform with a = sqrt(5): what torch layers do
     kaiming_normal    N(0, 2/n)                              He et al. 2015, eq. 10
+    kaiming_normal_fan_out    N(0, 2/m)                      the same for gradients, eq. 14
     glorot_uniform    U(-l, l), l = sqrt(6 / (n + m))        Glorot and Bengio 2010, eq. 16
     glorot_vector     U(-l, l), l = sqrt(6 / 2k)             the same for a bias of length k, as TensorFlow 1 does
 """
@@ -14,7 +15,7 @@ The arithmetic: n is the fan-in (inputs times kernel area, per group) and m the 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -40,6 +41,14 @@ class Rule(Protocol):
         """Write the initial values in place."""
 
 
+@runtime_checkable
+class SelfFilling(Protocol):
+    """A layer that knows the initial values of its own parameters."""
+
+    def fill_first(self, kind: str, values: Tensor) -> None:
+        """Write the initial values of the parameter called `kind`."""
+
+
 def fan_in_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
     """Uniform within 1/sqrt(fan-in)."""
     limit = 1 / sqrt(fans.fan_in)
@@ -49,6 +58,11 @@ def fan_in_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
 def kaiming_normal(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
     """Normal with the deviation that keeps a ReLU network's activations alike in every layer."""
     return values.normal_(0, sqrt(2 / fans.fan_in), generator=generator)
+
+
+def kaiming_normal_fan_out(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Normal with the deviation that keeps a ReLU network's gradients alike in every layer."""
+    return values.normal_(0, sqrt(2 / fans.fan_out), generator=generator)
 
 
 def glorot_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
@@ -83,7 +97,7 @@ class Layerwise:
         kind = name.rpartition(".")[2]
         if isinstance(owner, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
             values.fill_(getattr(owner, "first_gamma", 1.0) if kind == "weight" else 0.0)
-        elif hasattr(owner, "fill_first"):
+        elif isinstance(owner, SelfFilling):
             owner.fill_first(kind, values)
         elif isinstance(owner, nn.Conv2d | nn.Linear):
             weight = self.conv if isinstance(owner, nn.Conv2d) else self.linear

@@ -18,6 +18,7 @@ from torch import nn
 
 from convolve.errors import ConfigError
 from convolve.models.architecture import Architecture, Order
+from convolve.models.batch_norm import BatchNorm2d
 from convolve.models.chance import KeyedDropout
 from convolve.models.initialisation import (
     Layerwise,
@@ -57,7 +58,7 @@ class Plan:
             blocks[f"pool{number}"] = nn.MaxPool2d(2, ceil_mode=self.whole_pools)
             blocks[f"act{number}"] = self.activation()
             if self.norm and number == 1:
-                blocks["bn1"] = nn.BatchNorm2d(channels, eps=1e-5, momentum=1 - 0.9)
+                blocks["bn1"] = BatchNorm2d(channels, eps=1e-5, momentum=1 - 0.9)
             inputs = channels
         return blocks
 

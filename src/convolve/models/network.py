@@ -4,7 +4,7 @@ The list is what everything else cuts along: a pipeline split, a recomputation b
 are all names in it. The names are also the parameter names, so that weights published for torchvision fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class Network(nn.Module):
         self.input_shape = input_shape
         self.chance = chance or Chance()
         self._paths = {name: name.split("/") for name in blocks}
+        self._frozen: tuple[str, ...] = ()
         for name, block in blocks.items():
             self._register(name, block)
 
@@ -40,6 +41,19 @@ class Network(nn.Module):
         for block in self.blocks.values():
             x = block(x)
         return x
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Leave these blocks as they are from now on: no gradients, and evaluation mode also while training."""
+        self._frozen = tuple(names)
+        for name in self._frozen:
+            self.blocks[name].requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Network":
+        """Training or evaluation mode; frozen blocks know only the latter."""
+        super().train(mode)
+        for name in self._frozen:
+            self.blocks[name].eval()
+        return self
 
     def _register(self, name: str, block: nn.Module) -> None:
         *folders, last = self._paths[name]

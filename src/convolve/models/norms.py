@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from convolve.errors import ConfigError
+from convolve.models.batch_norm import BatchNorm2d
 
 QUANTILES = 200
 
@@ -38,7 +39,7 @@ class Norms:
         """A norm for a number of channels; `zero`: its gamma begins at 0."""
         norm = self._make(channels)
         if zero and not isinstance(norm, nn.Identity):
-            norm.first_gamma = 0.0
+            norm.first_gamma = 0.0  # type: ignore[assignment]
         return norm
 
     def activate(self, norm: nn.Module, activation: nn.Module) -> nn.Module:
@@ -49,7 +50,7 @@ class Norms:
 
     def _make(self, channels: int) -> nn.Module:
         if self.kind == "batch":
-            return nn.BatchNorm2d(channels, eps=self.epsilon, momentum=1 - self.decay)
+            return BatchNorm2d(channels, eps=self.epsilon, momentum=1 - self.decay)
         if self.kind == "none":
             return nn.Identity()
         groups = 1 if self.kind == "layer" else self.groups
@@ -74,7 +75,7 @@ class ProxyNorm(nn.Module):
         super().__init__()
         # In a tuple, so that the norm's parameters are not listed twice.
         self._norm = (norm,)
-        channels = norm.weight.numel()  # type: ignore[operator,union-attr]
+        channels = norm.get_parameter("weight").numel()
         self.activation = activation
         self.epsilon = epsilon
         self.proxy_beta = nn.Parameter(torch.zeros(channels))
@@ -90,7 +91,7 @@ class ProxyNorm(nn.Module):
         values.zero_()
 
     def _moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        gamma, beta = self._norm[0].weight, self._norm[0].bias
+        gamma, beta = (self._norm[0].get_parameter(kind) for kind in ("weight", "bias"))
         steps = torch.arange(QUANTILES, device=self.proxy_beta.device, dtype=torch.float32)
         quantiles = torch.special.ndtri((steps + 0.5) / QUANTILES)
         proxy = self.proxy_beta.float()[:, None] + (1 + self.proxy_gamma.float()[:, None]) * quantiles

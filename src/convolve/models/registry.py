@@ -6,16 +6,24 @@ only when its name is asked for.
 
 from importlib.metadata import EntryPoint, entry_points
 
+from convolve.config.families import family_of, refuse_foreign_options
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
-from convolve.models import lenet, resnet
+from convolve.models import efficientnet, fastnet, lenet, mobilenet, resnet
 from convolve.models.architecture import Architecture, Order
 from convolve.models.chance import Chance
 from convolve.models.network import Network, Shape
 
 GROUP = "convolve.models"
 
-_OWN: dict[str, Architecture] = {**lenet.ARCHITECTURES, **resnet.ARCHITECTURES}
+_OWN: dict[str, Architecture] = {
+    **lenet.ARCHITECTURES,
+    **resnet.ARCHITECTURES,
+    **efficientnet.ARCHITECTURES,
+    **mobilenet.ARCHITECTURES,
+    **fastnet.ARCHITECTURES,
+}
+_ALSO = {"resnext50": "resnext50-32x4d", "resnext101": "resnext101-32x8d"}
 
 
 def names() -> list[str]:
@@ -24,20 +32,50 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Architecture:
-    """The architecture of that name."""
+    """The architecture of that name; `_` may stand for `-`, as in the names of other libraries."""
     offers = [entry for entry in entry_points(group=GROUP) if entry.name == name]
     if len(offers) + (name in _OWN) > 1:
         raise ConfigError(f"model {name}: offered more than once ({_owners(name, offers)}); uninstall all but one")
     if offers:
         return _load(offers[0])
-    if name not in _OWN:
+    own = name.replace("_", "-")
+    own = _ALSO.get(own, own)
+    if own not in _OWN:
         raise ConfigError(f"model {name}: no network has that name; {suggest(name, names())}")
-    return _OWN[name]
+    return _OWN[own]
+
+
+def is_known(name: str) -> bool:
+    """Whether a network has this name."""
+    own = name.replace("_", "-")
+    return own in _OWN or own in _ALSO or name in names()
+
+
+def settle(name: str, options: ModelConfig) -> Architecture:
+    """The architecture itself, or the one that a family's name and the options mean; tells shapes and classes."""
+    architecture = find(name)
+    meant = architecture.resolve(options.model_copy(update={"model": name})) if architecture.resolve else None
+    return architecture if meant is None else find(meant)
+
+
+def check(options: ModelConfig) -> None:
+    """Refuse what can be refused before any data are there: unknown names and options that the network has not."""
+    architecture = find(options.model)
+    for option in architecture.settled:
+        if getattr(options, option) is not None:
+            raise ConfigError(
+                f"{option.replace('_', '-')}={getattr(options, option)} with model={options.model}: the name says it "
+                f"already; leave it out, or use the family's name, {_family(options.model)}"
+            )
+    if architecture.resolve is not None:
+        architecture.resolve(options)
+    refuse_foreign_options(options)
 
 
 def sketch(name: str, *, classes: int, input_shape: Shape, options: ModelConfig) -> Network:
     """A network without values, which costs neither time nor memory; enough to describe it."""
     architecture = find(name)
+    check(options.model_copy(update={"model": name}))
     if classes < 2:
         raise ConfigError(f"model {name} with {classes} classes: a classifier needs at least 2; check the data set")
     if min(input_shape) < 1:
@@ -49,6 +87,11 @@ def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: Mo
     """A network with its initial weights, on the CPU in float32; equal arguments give equal bits."""
     network = sketch(name, classes=classes, input_shape=input_shape, options=options)
     return find(name).fill(network, seed)
+
+
+def _family(name: str) -> str:
+    family = family_of(name)
+    return name if family is None else family.name
 
 
 def _owners(name: str, offers: list[EntryPoint]) -> str:

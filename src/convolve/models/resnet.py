@@ -12,15 +12,15 @@ channels, which double from stage to stage.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import sqrt
 from typing import Any
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from convolve.config.families import FAMILIES, Family
+from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.models.architecture import Architecture, Order
-from convolve.models.initialisation import Fans, Layerwise, fan_in_uniform
+from convolve.models.initialisation import Layerwise, fan_in_uniform, kaiming_normal_fan_out
 from convolve.models.layers import PaddedShortcut
 from convolve.models.norms import Norms
 
@@ -191,37 +191,50 @@ def _build(plan: Plan, family: Family, order: Order, fixed: dict[str, int] | Non
     grouped = family.name == "resnext"
     if grouped and plan.small and value("widenet"):
         plan = replace(plan, width=plan.width * 4)
-    shape = {name: (fixed or {}).get(name, value(name)) for name in ("convolution_groups", "group_dim")} if grouped else {}
+    groups, group_dim = _grouping(value, fixed or {}) if grouped else (1, plan.width)
     style = Style(
         norms=read_norms(family, order, cifar=plan.small),
         bottleneck=plan.bottleneck,
         padded_shortcuts=plan.small and not plan.bottleneck,
         stride_in_1x1=value("stride_in_1x1"),
         last_gamma_zero=value("last_gamma_zero"),
-        groups=shape["convolution_groups"] if grouped else 1,
-        widening=shape["convolution_groups"] * shape["group_dim"] / plan.width if grouped else 1.0,
+        groups=groups,
+        widening=groups * group_dim / plan.width,
     )
     return _assemble(plan, order, style, value("stage1_projection"))
 
 
-def _choose(family: Family, default: str, tables: tuple[dict[str, Plan], dict[str, Plan]], order: Order) -> Blocks:
+def _grouping(value: Callable[[str], Any], fixed: dict[str, int]) -> tuple[int, int]:
+    groups, dim = (fixed.get(name, value(name)) for name in ("convolution_groups", "group_dim"))
+    return groups, dim
+
+
+def _known_size(tables: tuple[dict[str, Plan], dict[str, Plan]], options: ModelConfig) -> None:
+    """Refuse a size that no image size could make right."""
+    imagenet, cifar = tables
+    if options.model_size is not None and options.model_size not in {**imagenet, **cifar}:
+        raise ConfigError(
+            f"model-size={options.model_size} with model={options.model}: known sizes are {_list(imagenet)} "
+            f"and, for images of up to {SMALL_SIDE} pixels, {_list(cifar)}"
+        )
+
+
+def _list(sizes: dict[str, Plan]) -> str:
+    return ", ".join(sorted(sizes, key=int))
+
+
+def _choose(family: Family, tables: tuple[dict[str, Plan], dict[str, Plan]], order: Order) -> Blocks:
     """The network of a family that `model-size` and the image size mean."""
     imagenet, cifar = tables
     small = max(order.input_shape[1:]) <= SMALL_SIDE
     sizes = cifar if small else imagenet
-    size = order.options.model_size or (family.cifar["model_size"] if small else default)
+    size = family.value(order.options, "model_size", cifar=small)
     if size not in sizes:
         height, width = order.input_shape[1:]
         raise ConfigError(
-            f"model-size={size} with model={order.name} and images of {height}x{width}: "
-            f"known sizes are {', '.join(sorted(sizes, key=int))}"
+            f"model-size={size} with model={order.name} and images of {height}x{width}: known sizes are {_list(sizes)}"
         )
     return _build(sizes[size], family, order)
-
-
-def kaiming_normal_fan_out(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Normal with the deviation that keeps gradients alike in every layer (He et al. 2015, eq. 14)."""
-    return values.normal_(0, sqrt(2 / fans.fan_out), generator=generator)
 
 
 RULE = Layerwise(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
@@ -233,7 +246,12 @@ _RESNET, _RESNEXT = FAMILIES["resnet"], FAMILIES["resnext"]
 def _named(plan: Plan, family: Family, summary: str, fixed: dict[str, int] | None = None) -> Architecture:
     shape, classes = (CIFAR_SHAPE, 10) if plan.small else (IMAGENET_SHAPE, 1000)
     return Architecture(
-        lambda order: _build(plan, family, order, fixed), RULE, summary, input_shape=shape, classes=classes
+        lambda order: _build(plan, family, order, fixed),
+        RULE,
+        summary,
+        input_shape=shape,
+        classes=classes,
+        settled=("model_size", *(fixed or ())),
     )
 
 
@@ -247,18 +265,20 @@ def _kind(plan: Plan) -> str:
 
 ARCHITECTURES = {
     "resnet": Architecture(
-        partial(_choose, _RESNET, "18", (IMAGENET, CIFAR)),
+        partial(_choose, _RESNET, (IMAGENET, CIFAR)),
         RULE,
         f"ResNet of --model-size: {_RESNET.summary}",
         input_shape=IMAGENET_SHAPE,
         classes=1000,
+        resolve=partial(_known_size, (IMAGENET, CIFAR)),
     ),
     "resnext": Architecture(
-        partial(_choose, _RESNEXT, "14", (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
+        partial(_choose, _RESNEXT, (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
         RULE,
         f"ResNeXt of --model-size: {_RESNEXT.summary}",
         input_shape=IMAGENET_SHAPE,
         classes=1000,
+        resolve=partial(_known_size, (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
     ),
     **{f"resnet{size}": _named(plan, _RESNET, f"ResNet-{size}, {_kind(plan)}") for size, plan in IMAGENET.items()},
     **{

@@ -1,28 +1,44 @@
-"""Update rules, and their state as named tensors.
+"""Update rules by name, and their state as named tensors.
 
 State is stored under `<parameter name>.<slot>`, not under positions: a checkpoint then fits any layout that has the
 parameter, and nothing has to be pickled.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convolve.config import OptimConfig
-from convolve.errors import CheckpointError
+from convolve.errors import CheckpointError, ConfigError
+from convolve.optim.rules import Lars, Muon, RMSpropTF
 
-Groups = list[dict[str, object]]
+Groups = list[dict[str, Any]]
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> Groups:
-    """Parameters that decay and parameters that do not; norms and biases have one dimension."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decays = [config.weight_decay_on == "all" or parameter.ndim > 1 for parameter in trained]
+    """Parameters that decay, those that do not, and those of either kind with a rate of their own.
+
+    Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by.
+    """
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    for name, parameter in _parameters(model):
+        factor = config.bias_rate_factor if parameter.ndim <= 1 else 1.0
+        found.setdefault((decays(name, parameter, config), factor), []).append(parameter)
+    if not any(found.values()):
+        raise ConfigError("no parameter is left to train; widen --variable-filter or move --freeze-until")
     return [
-        {"params": [p for p, yes in zip(trained, decays, strict=True) if yes], "weight_decay": config.weight_decay},
-        {"params": [p for p, yes in zip(trained, decays, strict=True) if not yes], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": config.weight_decay if yes else 0.0, "rate_factor": factor}
+        for (yes, factor), parameters in found.items()
     ]
+
+
+def decays(name: str, parameter: nn.Parameter, config: OptimConfig) -> bool:
+    """Whether a parameter is pulled towards zero: not those excluded by name, and not norms and biases by default."""
+    if any(part in name for part in config.weight_decay_exclude):
+        return False
+    return config.weight_decay_on == "all" or parameter.ndim > 1
 
 
 def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
@@ -47,11 +63,59 @@ def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     )
 
 
+def _rmsprop(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(
+        groups,
+        lr=config.learning_rate,
+        alpha=config.rmsprop_decay,
+        eps=config.optimiser_epsilon,
+        momentum=config.momentum,
+    )
+
+
+def _rmsprop_tf(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return RMSpropTF(
+        groups,
+        lr=config.learning_rate,
+        decay=config.rmsprop_decay,
+        momentum=config.momentum,
+        epsilon=config.optimiser_epsilon,
+    )
+
+
+def _lars(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    """What does not decay (norms, biases, names that are excluded) gets plain momentum."""
+    decaying, *others = groups
+    marked = [{**decaying, "plain": False}, *({**group, "plain": True} for group in others)]
+    return Lars(
+        marked,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        eeta=config.lars_eeta,
+        epsilon=config.lars_epsilon,
+    )
+
+
+def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    split: Groups = []
+    for group in groups:
+        convolutions = [parameter for parameter in group["params"] if parameter.ndim == 4]
+        rest = [parameter for parameter in group["params"] if parameter.ndim != 4]
+        factor = group["rate_factor"] * config.muon_rest_factor
+        split.append({**group, "params": convolutions, "orthogonal": True})
+        split.append({**group, "params": rest, "orthogonal": False, "rate_factor": factor})
+    return Muon(split, lr=config.learning_rate, momentum=config.momentum)
+
+
 RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "adam": _adam,
     "adamw": _adamw,
+    "rmsprop": _rmsprop,
+    "rmsprop-tf": _rmsprop_tf,
+    "lars": _lars,
+    "muon": _muon,
 }
 
 
@@ -63,7 +127,7 @@ def build_optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Use this learning rate from the next update on."""
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)
 
 
 def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

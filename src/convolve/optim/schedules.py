@@ -7,16 +7,24 @@ With p = samples / all samples of the run, r the peak rate, w = warm-up in sampl
     cosine        r * (1 + cos(pi p)) / 2
     exponential   r * decay^floor(p * drops)           (without `floor` when smooth)
     polynomial    end + (r - end) * (1 - q)^power,     q = (samples - w) / (all samples - w), end = r * ratio
+    trapezoid     straight from r * first to r in the first `rise` of the run; straight to r * last in the last `fall`
+    onecycle      half cosines: from r * first to r in the first `rise` of the run, then to r * last (Smith 2018)
 
 Warm-up multiplies the value by samples / w while samples < w; for `polynomial` it is the straight line to r.
 Formulas: section 4.1 of the Graphcore TensorFlow CNN application; `exponential` smooth is the Ascend MNIST example's.
+
+A package offers another shape by an entry point in the group `convolve.schedules` whose object is called as
+`build(config, peak, span)` and returns the rate as a function of samples; warm-up is then its own affair.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from convolve.config import ScheduleConfig
+from convolve.config.checks import SCHEDULE_GROUP
+from convolve.errors import ConfigError
 
 Schedule = Callable[[int], float]
 
@@ -37,8 +45,12 @@ def _stepped(config: ScheduleConfig, progress: float) -> float:
     return config.learning_rate_decay ** sum(drop < progress for drop in config.learning_rate_schedule)
 
 
+def _fall_by_cosine(share: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * share))
+
+
 def _cosine(config: ScheduleConfig, progress: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return _fall_by_cosine(progress)
 
 
 def _exponential(config: ScheduleConfig, progress: float) -> float:
@@ -46,11 +58,29 @@ def _exponential(config: ScheduleConfig, progress: float) -> float:
     return config.lr_decay_rate ** (math.floor(drops) if config.lr_staircase else drops)
 
 
+def _trapezoid(config: ScheduleConfig, progress: float) -> float:
+    rise, fall = config.rise_share, config.fall_share
+    if progress < rise:
+        return config.first_ratio + (1.0 - config.first_ratio) * progress / rise
+    if progress > 1.0 - fall:
+        return config.last_ratio + (1.0 - config.last_ratio) * (1.0 - progress) / fall
+    return 1.0
+
+
+def _onecycle(config: ScheduleConfig, progress: float) -> float:
+    rise = config.rise_share
+    if progress < rise:
+        return 1.0 + (config.first_ratio - 1.0) * _fall_by_cosine(progress / rise)
+    return config.last_ratio + (1.0 - config.last_ratio) * _fall_by_cosine((progress - rise) / (1.0 - rise))
+
+
 SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
     "constant": _constant,
     "stepped": _stepped,
     "cosine": _cosine,
     "exponential": _exponential,
+    "trapezoid": _trapezoid,
+    "onecycle": _onecycle,
 }
 
 
@@ -67,10 +97,27 @@ def _polynomial(config: ScheduleConfig, peak: float, span: Span) -> Schedule:
     return rate
 
 
+def _offered(name: str) -> Callable[[ScheduleConfig, float, Span], Schedule]:
+    """The schedule that an installed package offers under a name."""
+    offers = list(entry_points(group=SCHEDULE_GROUP, name=name))
+    if len(offers) != 1:
+        raise ConfigError(f"lr-schedule={name}: offered by {len(offers)} packages; there must be one")
+    try:
+        found = offers[0].load()
+    except Exception as error:
+        raise ConfigError(f"lr-schedule={name}: {offers[0].value} cannot be imported ({error}); mend it") from error
+    if not callable(found):
+        raise ConfigError(f"lr-schedule={name}: {offers[0].value} cannot be called; mend the package")
+    build: Callable[[ScheduleConfig, float, Span], Schedule] = found
+    return build
+
+
 def build_schedule(config: ScheduleConfig, peak: float, span: Span) -> Schedule:
     """The learning rate as a function of the number of samples seen so far."""
     if config.lr_schedule == "polynomial":
         return _polynomial(config, peak, span)
+    if config.lr_schedule not in SHAPES:
+        return _offered(config.lr_schedule)(config, peak, span)
     shape = SHAPES[config.lr_schedule]
     warmup = config.warmup_epochs * span.epoch
 

@@ -4,7 +4,6 @@ Uses matplotlib's objects directly, with the Agg canvas: no window, no global st
 """
 
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from convolve.errors import ConvolveError
 from convolve.report.lines import replace_file
-from convolve.report.tables import read_table
+from convolve.report.tables import Points, read_points, read_table
 from convolve.report.writers import TRAINING_FILE, VALIDATION_FILE
 
 CURVES_FILE = "curves.png"
@@ -25,8 +24,6 @@ _VALIDATION = "#e4572e"
 _RATE = "#5b8c5a"
 _INK = "#333333"
 _WIDE_RANGE = 20
-
-Points = list[tuple[float, float]]
 
 
 def draw_curves(folder: Path) -> Path:
@@ -38,26 +35,13 @@ def draw_curves(folder: Path) -> Path:
     FigureCanvasAgg(figure)
     loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
     figure.suptitle(folder.resolve().name, color=_INK, fontsize=13, parse_math=False)
-    _draw_loss(loss, _points(training, "loss"), _points(validation, "loss"))
-    _draw_accuracy(accuracy, _points(training, "accuracy"), _points(validation, "accuracy"))
-    _draw_rate(rate, _points(training, "learning_rate"))
+    _draw_loss(loss, read_points(training, "loss"), read_points(validation, "loss"))
+    _draw_accuracy(accuracy, read_points(training, "accuracy"), read_points(validation, "accuracy"))
+    _draw_rate(rate, read_points(training, "learning_rate"))
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     replace_file(folder / CURVES_FILE, picture.getvalue())
     return folder / CURVES_FILE
-
-
-def _points(path: Path, column: str) -> Points:
-    """(epoch, value) in the order of epochs; empty cells and values that are not finite are left out."""
-    points = []
-    for number, row in enumerate(read_table(path), 2):
-        if row.get(column) == "":
-            continue
-        try:
-            points.append((float(row["epoch"]), float(row[column])))
-        except (KeyError, TypeError, ValueError):
-            raise ConvolveError(f"{path}: line {number} has no number for epoch or {column}; mend or move it") from None
-    return sorted(point for point in points if math.isfinite(point[1]))
 
 
 def _draw_loss(axes: Axes, training: Points, validation: Points) -> None:

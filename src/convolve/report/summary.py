@@ -32,6 +32,8 @@ OPTIONAL: dict[str, str] = {
     "dataset": "name of the data set that was used",
     "seed": "key of every random choice",
     "precision": "compute and master formats in bits",
+    "numerics": "the policy, how it was carried out, and why that way",
+    "skipped_steps": "steps that were not made because gradients were not finite",
     "parameters": "trainable numbers in the model",
     "global_batch_size": "samples per weight update",
     "replicas": "data-parallel copies of the model",

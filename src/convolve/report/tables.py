@@ -1,12 +1,15 @@
 """The tables of a run read back: to go on after a restore as if nothing had happened, and to see what is validated."""
 
 import csv
+import math
 from pathlib import Path
 
 from convolve.errors import ConvolveError
 from convolve.report.lines import LineFile, mend, replace_file
 from convolve.report.records import ValidRecord
 from convolve.report.writers import EVENTS_FILE, TRAINING_FILE, VALIDATION_FILE, encode_event
+
+Points = list[tuple[float, float]]
 
 
 def rewind(folder: Path, step: int) -> None:
@@ -32,6 +35,19 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return []
     except (OSError, ValueError, csv.Error) as error:
         raise ConvolveError(f"{path}: cannot be read as a table ({error}); move it away") from error
+
+
+def read_points(path: Path, column: str) -> Points:
+    """(epoch, value) in the order of epochs; empty cells and values that are not finite are left out."""
+    points = []
+    for number, row in enumerate(read_table(path), 2):
+        if row.get(column) == "":
+            continue
+        try:
+            points.append((float(row["epoch"]), float(row[column])))
+        except (KeyError, TypeError, ValueError):
+            raise ConvolveError(f"{path}: line {number} has no number for epoch or {column}; mend or move it") from None
+    return sorted(point for point in points if math.isfinite(point[1]))
 
 
 def read_validations(folder: Path) -> list[ValidRecord]:

@@ -42,6 +42,7 @@ class Card:
             "classes": "\n".join(" ".join(name.split()) for name in self.classes),
             "shape": f"{height} {width} {channels}",
             "fit": self.fit,
+            "crop": repr(self.transform.crop_share),
         }
 
     @classmethod

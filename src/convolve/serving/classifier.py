@@ -18,7 +18,9 @@ class Classifier(nn.Module):
         super().__init__()
         self.network = copy.deepcopy(network).to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in transform.std]))
-        self.register_buffer("shift", torch.tensor([-m / s for m, s in zip(transform.mean, transform.std, strict=True)]))
+        self.register_buffer(
+            "shift", torch.tensor([-m / s for m, s in zip(transform.mean, transform.std, strict=True)])
+        )
         self.eval().requires_grad_(False)
 
     def forward(self, pixels: Tensor) -> Tensor:

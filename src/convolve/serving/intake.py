@@ -3,8 +3,10 @@
 import numpy as np
 from PIL import Image
 
+from convolve.data.cropping import centre_box
 from convolve.data.dataset import Images
 from convolve.data.pictures import fit_digit
+from convolve.data.transform import Transform
 from convolve.serving.card import Card
 
 
@@ -16,19 +18,16 @@ def fit_picture(picture: Images, card: Card, invert: bool | None = None) -> Imag
     """
     if card.fit == "digit":
         return fit_digit(picture, card.transform.height, invert)
-    return fit_photo(picture, card.transform.height, card.transform.width)
+    return fit_photo(picture, card.transform)
 
 
-def fit_photo(picture: Images, height: int, width: int) -> Images:
-    """The middle of a photograph: scaled until it just covers the input, and cut. One of that size stays as it is."""
-    tall, wide, channels = picture.shape
-    if (tall, wide) == (height, width):
+def fit_photo(picture: Images, transform: Transform) -> Images:
+    """The middle of a photograph as validation sees it: the centred square of the share that the transform names,
+    resized. A picture that has the size of the input already is returned as it is."""
+    if picture.shape[:2] == (transform.height, transform.width):
         return picture
-    scale = max(height / tall, width / wide)
-    box_wide, box_tall = width / scale, height / scale
-    left, top = (wide - box_wide) / 2, (tall - box_tall) / 2
-    image = Image.fromarray(picture[..., 0] if channels == 1 else picture)
-    small = image.resize(
-        (width, height), Image.Resampling.BILINEAR, box=(left, top, left + box_wide, top + box_tall), reducing_gap=None
-    )
-    return np.array(small).reshape(height, width, channels)
+    top, left, tall, wide = centre_box(picture.shape[:2], transform.crop_share)
+    part = picture[top : top + tall, left : left + wide]
+    image = Image.fromarray(part[..., 0] if transform.channels == 1 else part)
+    small = image.resize((transform.width, transform.height), Image.Resampling.BILINEAR)
+    return np.array(small).reshape(transform.height, transform.width, transform.channels)

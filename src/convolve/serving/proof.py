@@ -13,7 +13,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Proof:
-    """What the comparison found; differences are of logits, relative to the largest logit above 1."""
+    """What the comparison found; the difference is that of logits, as a share of the largest."""
 
     batches: tuple[int, ...]
     largest_difference: float
@@ -33,7 +33,7 @@ def compare(runner: Runner, reference: Runner, pixels: Pixels) -> Proof:
     for size in BATCHES:
         batch = np.ascontiguousarray(pixels[start : start + size])
         ours, theirs = reference(batch), _checked(runner(batch), size)
-        differences.append(float(np.max(np.abs(ours - theirs)) / max(1.0, float(np.abs(ours).max()))))
+        differences.append(float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30)))
         same = same and bool((ours.argmax(1) == theirs.argmax(1)).all())
         start += size
     return Proof(BATCHES, max(differences), same)
@@ -43,8 +43,8 @@ def require_equal(proof: Proof, what: str) -> None:
     """Refuse an export whose logits are not those of the network."""
     if not proof.largest_difference <= TOLERANCE:
         raise ConvolveError(
-            f"{what}: its logits differ from the network's by {proof.largest_difference:.2g}, more than {TOLERANCE:g}; "
-            "nothing was written; try another --format"
+            f"{what}: its logits differ from the network's by {proof.largest_difference:.2g} of the largest, more than "
+            f"{TOLERANCE:g}; nothing was written; try another --format"
         )
 
 

@@ -37,7 +37,7 @@ def write_digits_as(folder: Path, change: int = 0) -> Path:
 
 def test_the_list_says_what_is_here_and_what_must_be_fetched(own_cache: Path) -> None:
     listing = {entry.name: entry for entry in list_datasets()}
-    assert list(listing) == ["mnist", "fashion-mnist", "digits"]
+    assert list(listing) == ["mnist", "fashion-mnist", "digits", "cifar-10", "cifar-100"]
     assert listing["digits"].place == "shipped with convolve"
     assert listing["mnist"].place is None
     assert listing["mnist"].stored_bytes == 54_950_048

@@ -13,7 +13,7 @@ def test_the_shipped_digits_are_the_published_ones() -> None:
 
 def test_the_digits_have_the_form_of_mnist() -> None:
     digits = load_digits()
-    assert digits.image_shape == (28, 28, 1)
+    assert digits.train.images.shape[1:] == (28, 28, 1)
     assert (len(digits.train), len(digits.test)) == (1500, 297)
     assert set(digits.train.labels) == set(digits.test.labels) == set(range(10))
     margin = np.ones((28, 28), bool)
@@ -64,5 +64,5 @@ def test_generated_images_depend_on_the_seed_only() -> None:
 
 def test_a_generated_data_set_has_the_counts_and_classes_of_the_real_one() -> None:
     dataset = generated_dataset(FASHION_MNIST, seed=0)
-    assert (len(dataset.train), len(dataset.test), dataset.image_shape) == (60_000, 10_000, (28, 28, 1))
+    assert (len(dataset.train), len(dataset.test), dataset.train.images.shape[1:]) == (60_000, 10_000, (28, 28, 1))
     assert dataset.classes == FASHION_MNIST.classes

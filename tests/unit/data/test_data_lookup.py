@@ -207,7 +207,11 @@ def test_every_catalogue_entry_is_consistent() -> None:
     for name, entry in KNOWN.items():
         assert find_entry(name) is entry
         height, width, channels = entry.image_shape
-        assert entry.files[0].size == 16 + entry.train_count * height * width * channels
-        assert entry.files[3].size == 8 + entry.test_count
+        if entry.layout == "idx":
+            assert entry.files[0].size == 16 + entry.train_count * height * width * channels
+            assert entry.files[3].size == 8 + entry.test_count
+        else:
+            assert entry.stored_bytes % (entry.train_count + entry.test_count) == 0
+            assert entry.archive is not None and len(entry.archive.sha256) == 64
         assert all(len(file.sha256) == 64 for file in entry.files)
         assert all(mirror.endswith("/") for mirror in entry.mirrors)

@@ -3,6 +3,8 @@ import math
 import pytest
 
 from convolve.config import ScheduleConfig
+from convolve.config.loading import resolve
+from convolve.errors import ConfigError
 from convolve.optim.schedules import Span, build_schedule
 
 SPAN = Span(total=1000, epoch=100)
@@ -48,3 +50,75 @@ def test_warmup_multiplies_the_schedule_by_the_share_done(shape):
     warm = rates([0, 50, 150, 200, 300], lr_schedule=shape, warmup_epochs=2)
     cold = rates([0, 50, 150, 200, 300], lr_schedule=shape)
     assert warm == pytest.approx([c * w for c, w in zip(cold, [0, 0.25, 0.75, 1, 1], strict=True)])
+
+
+def test_trapezoid_rises_stays_and_falls():
+    options = {"lr_schedule": "trapezoid", "rise_share": 0.2, "fall_share": 0.5, "first_ratio": 0.5, "last_ratio": 0.1}
+    assert rates([0, 100, 200, 500, 750, 1000], **options) == pytest.approx([1.0, 1.5, 2.0, 2.0, 1.1, 0.2])
+
+
+def test_onecycle_is_two_half_cosines():
+    options = {"lr_schedule": "onecycle", "rise_share": 0.25, "first_ratio": 0.1, "last_ratio": 0.0}
+    middle = 2.0 * 0.5 * (1 + math.cos(math.pi * 0.5))
+    assert rates([0, 125, 250, 625, 1000], **options) == pytest.approx([0.2, 1.1, 2.0, middle, 0.0])
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that offers schedules."""
+    (tmp_path / "other_schedules.py").write_text(
+        "def build(config, peak, span):\n    return lambda samples: peak * samples / span.total\nWRONG = 5\n"
+    )
+    info = tmp_path / "other_schedules-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-schedules\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[convolve.schedules]\nrising_line = other_schedules:build\nwrong = other_schedules:WRONG\n"
+        "gone = nowhere_schedules:build\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_schedule_of_another_package_is_found():
+    assert resolve(None, None, {"lr_schedule": "rising_line"}).config.schedule.lr_schedule == "rising_line"
+    assert rates([0, 500, 1000], lr_schedule="rising_line") == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_schedule_that_is_broken_is_named():
+    with pytest.raises(ConfigError, match="lr-schedule=wrong: other_schedules:WRONG cannot be called"):
+        rates([0], lr_schedule="wrong")
+    with pytest.raises(ConfigError, match="lr-schedule=gone: nowhere_schedules:build cannot be imported"):
+        rates([0], lr_schedule="gone")
+
+
+def test_an_unknown_schedule_lists_the_nearest():
+    with pytest.raises(ConfigError, match="lr-schedule=cosin: no schedule has that name; did you mean cosine"):
+        resolve(None, None, {"lr_schedule": "cosin"})
+
+
+def test_names_of_the_original_systems_are_known():
+    assert ScheduleConfig(lr_schedule="step").lr_schedule == "stepped"
+    assert ScheduleConfig(lr_schedule="polynomial_decay_lr").lr_schedule == "polynomial"
+
+
+def test_the_rate_can_follow_the_global_batch():
+    config = resolve(
+        None, None, {"base_learning_rate_exponent": -6, "batch_size": 8, "gradient_accumulation_count": 4}
+    ).config
+    assert config.settled_optim().learning_rate == 2**-6 * 32
+
+
+def test_a_rate_on_the_command_line_replaces_an_exponent_below_it(tmp_path):
+    own = tmp_path / "own.yml"
+    own.write_text("mine:\n  base-learning-rate-exponent: -6\n")
+    assert resolve("mine", own).config.settled_optim().learning_rate == 2**-6 * 64
+    assert resolve("mine", own, {"learning_rate": 0.3}).config.settled_optim().learning_rate == 0.3
+
+
+def test_the_rmsprop_decay_can_follow_the_global_batch():
+    given = {"optimiser": "RMSprop", "rmsprop_base_decay_exp": -14, "batch_size": 768}
+    assert resolve(None, None, given).config.settled_optim().rmsprop_decay == 1 - 768 / 2**14
+    with pytest.raises(ConfigError, match="gives a decay of -1; it must not be negative"):
+        resolve(None, None, {**given, "batch_size": 2**15})

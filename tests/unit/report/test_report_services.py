@@ -106,3 +106,21 @@ def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pyte
         writer.start(RunInfo("x", tmp_path))
     assert "\n" not in str(caught.value)
     writer.close()
+
+
+def test_tensorboard_shows_the_loss_scale_and_surveys_of_number_formats(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorBoardWriter(tmp_path)
+    writer.start(RunInfo("x", tmp_path))
+    writer.event("loss_scale", step=3, loss_scale=64.0)
+    shares = {"underflow_share": 0.25, "subnormal_share": 0.5, "overflow_share": 0.0}
+    writer.event("survey", step=4, layers={"conv1/forward": {**shares, "first_exponent": -3, "exponents": [1, 2, 3]}})
+    writer.event("checkpoint", step=5)
+    writer.close()
+    assert read_board(tmp_path, "numerics/loss_scale") == [(3, 64.0)]
+    assert read_board(tmp_path, "numerics/underflow_share/conv1/forward") == [(4, 0.25)]
+    board = EventAccumulator(str(tmp_path))
+    board.Reload()
+    (histogram,) = board.Histograms("numerics/exponents/conv1/forward")
+    assert list(histogram.histogram_value.bucket) == [1, 2, 3]

@@ -1,0 +1,165 @@
+"""Decoding photographs: the loader beside the usual Pillow DataLoader, beside simplejpeg alone, and from a raw store.
+
+    python benchmarks/data_decode.py FOLDER     a folder with train/ and val/ of JPEG pictures
+
+All ways turn the same training pictures into uint8 batches of 224 x 224 by a random resized crop and a flip, on two
+threads or two processes. The ways take turns, and the median of the rounds counts, so that other work on the machine
+hits all alike. Ends with status 1 where a ratio is below its mark:
+
+    loader from JPEG / Pillow DataLoader      2.5
+    loader from JPEG / simplejpeg alone       0.85
+    loader from raw store / Pillow DataLoader 5
+"""
+
+import argparse
+import io
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from convolve import device
+
+device.prepare()
+
+import numpy as np  # noqa: E402
+import simplejpeg  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from convolve.config.schema import DataConfig  # noqa: E402
+from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
+from convolve.data.draw import Draw  # noqa: E402
+from convolve.data.feeding import choose_augment, choose_service, fit_input  # noqa: E402
+from convolve.data.formats import open_pictures  # noqa: E402
+from convolve.data.gallery import GalleryStock  # noqa: E402
+from convolve.data.order import epoch_order  # noqa: E402
+from convolve.data.prepare import Options, prepare  # noqa: E402
+
+WORKERS, BATCH, SIZE = 2, 64, 224
+
+
+class PillowFolder(torch.utils.data.Dataset):
+    """What most training scripts do: open, convert, random crop, resize, mirror, to a tensor."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(io.BytesIO(self.paths[index].read_bytes())) as file:
+            picture = file.convert("RGB")
+        width, height = picture.size
+        for _ in range(10):
+            area = random.uniform(0.08, 1) * width * height
+            proportion = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+            w, h = round(math.sqrt(area * proportion)), round(math.sqrt(area / proportion))
+            if 0 < w <= width and 0 < h <= height:
+                break
+        else:
+            w = h = min(width, height)
+        left, top = random.randint(0, width - w), random.randint(0, height - h)
+        picture = picture.crop((left, top, left + w, top + h)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        if random.random() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def run_pillow(paths: list[Path]) -> Callable[[], int]:
+    loader = torch.utils.data.DataLoader(
+        PillowFolder(paths), BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True
+    )
+    return lambda: sum(len(batch) for batch in loader)
+
+
+def run_simplejpeg(paths: list[Path]) -> Callable[[], int]:
+    pool = ThreadPoolExecutor(WORKERS)
+
+    def work(chunk: list[Path]) -> int:
+        return sum(simplejpeg.decode_jpeg(path.read_bytes(), colorspace="RGB") is not None for path in chunk)
+
+    chunks = [paths[start : start + 8] for start in range(0, len(paths), 8)]
+    return lambda: sum(pool.map(work, chunks))
+
+
+def run_loader(dataset: Dataset) -> Callable[[], int]:
+    """Uint8 batches, as the others make them: normalising is not part of the comparison."""
+    config = DataConfig(workers=WORKERS, dataset_cache=False, image_size=SIZE)
+    samples = dataset.train
+    stock = GalleryStock(  # type: ignore[arg-type]
+        samples, fit_input(samples, config), choose_augment(config, samples), choose_service(config, len(samples))
+    )
+    epochs = iter(range(1000))
+
+    def run() -> int:
+        epoch = next(epochs)
+        order = epoch_order(0, epoch, len(samples))
+        begun, done = [], 0
+        for start in range(0, len(order), BATCH):
+            begun.append(stock.begin(order[start : start + BATCH], Draw(0, epoch)))
+            if len(begun) > stock.ahead:
+                done += len(begun.pop(0)()[0])
+        return done + sum(len(fetch()[0]) for fetch in begun)
+
+    return run
+
+
+def measure(ways: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
+    """Images per second of each way: the median over rounds after a first one that does not count."""
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, run in ways.items():
+            began = time.perf_counter()
+            count = run()
+            if number:
+                speeds[name].append(count / (time.perf_counter() - began))
+    return {name: statistics.median(values) for name, values in speeds.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folders = open_pictures(options.folder, str(options.folder), ignore_progress)
+    if folders is None:
+        print(f"{options.folder}: no pictures in it")
+        return 2
+    paths = sorted((options.folder / "train").rglob("*.*"))
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "raw"
+        prepare(folders, place, Options("raw", size=SIZE), WORKERS, ignore_progress)
+        store = open_pictures(place, str(place), ignore_progress)
+        assert store is not None
+        ways = {
+            "Pillow DataLoader": run_pillow(paths),
+            "simplejpeg alone": run_simplejpeg(paths),
+            "loader from JPEG": run_loader(folders),
+            "loader from raw store": run_loader(store),
+        }
+        speeds = measure(ways, options.rounds)
+    for name, speed in speeds.items():
+        print(f"{name:<24} {speed:8,.0f} images/s")
+    marks = (
+        ("loader from JPEG", "Pillow DataLoader", 2.5),
+        ("loader from JPEG", "simplejpeg alone", 0.85),
+        ("loader from raw store", "Pillow DataLoader", 5.0),
+    )
+    failed = False
+    for one, other, mark in marks:
+        ratio = speeds[one] / speeds[other]
+        failed |= ratio < mark
+        print(f"{one} / {other}: {ratio:.2f} (at least {mark:g}) {'ok' if ratio >= mark else 'MISSED'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

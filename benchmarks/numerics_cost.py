@@ -1,0 +1,100 @@
+"""What emulated 16-bit arithmetic costs: step time relative to fp32, interleaved in one run, medians.
+
+Usage: python benchmarks/numerics_cost.py [--steps N] [--threads N] [--only NAME]
+Exits 1 if rounding to nearest costs more than 1.3 times, or stochastic rounding more than 1.6 times, the fp32 step.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+
+from convolve import device
+
+LIMITS = {"nearest": 1.3, "stochastic": 1.6}
+CASES = {
+    "resnet20-cifar": (128, (3, 32, 32), 10),
+    "resnet18": (8, (3, 224, 224), 1000),
+    "lenet-bn": (64, (1, 28, 28), 10),
+}
+POLICIES = {
+    "fp32": {},
+    "nearest": {"precision": "16.32", "numerics": "emulated"},
+    "stochastic": {"precision": "16.16", "numerics": "emulated"},
+}
+
+
+def build_steps(name):
+    import torch
+
+    from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
+    from convolve.data.loader import Batch, Window
+    from convolve.engine.executor import WholeExecutor
+    from convolve.engine.loss import CrossEntropy
+    from convolve.engine.state import TrainState
+    from convolve.engine.step import StepParts, clip_nothing, train_step
+    from convolve.engine.tally import NullTally
+    from convolve.models import registry
+    from convolve.numerics.choice import build_arithmetic, choose
+    from convolve.numerics.scaling import build_scaler
+    from convolve.optim.optimisers import build_optimiser
+
+    size, shape, classes = CASES[name]
+    torch.manual_seed(0)
+    images = torch.randn(size, *shape).to(memory_format=torch.channels_last)
+    window = Window((Batch(images, torch.arange(size) % classes, 0),), size)
+    cpu, steps = torch.device("cpu"), {}
+    for policy, given in POLICIES.items():
+        network = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
+        network = network.to(memory_format=torch.channels_last).train()
+        precision = PrecisionConfig(**given)
+        choice = choose(precision, cpu)
+        arithmetic = build_arithmetic(choice, cpu)
+        arithmetic.attach(network)
+        arithmetic.begin()
+        optimiser = build_optimiser(network, OptimConfig(optimiser="momentum"))
+        scaler = build_scaler(precision, choice.policy, (1, 1))
+        state = TrainState(network, optimiser, arithmetic=arithmetic, scaler=scaler)
+        parts = StepParts(
+            lambda samples: 0.01, WholeExecutor(network, CrossEntropy(), NullTally(), 0, arithmetic), clip_nothing
+        )
+        steps[policy] = lambda state=state, parts=parts: train_step(state, window, parts)
+    return steps
+
+
+def measure(name, rounds):
+    steps = build_steps(name)
+    walls, cpus = ({policy: [] for policy in steps} for _ in range(2))
+    for number in range(rounds + 2):
+        for policy, step in steps.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            step()
+            if number >= 2:
+                walls[policy].append(time.perf_counter() - wall)
+                cpus[policy].append(time.process_time() - cpu)
+    medians = {policy: statistics.median(values) for policy, values in walls.items()}
+    work = {policy: statistics.median(values) for policy, values in cpus.items()}
+    passed = True
+    for policy, limit in LIMITS.items():
+        ratio = medians[policy] / medians["fp32"]
+        passed &= ratio <= limit
+        print(
+            f"{name}: {policy} {1000 * medians[policy]:.1f} ms, fp32 {1000 * medians['fp32']:.1f} ms, "
+            f"ratio {ratio:.2f} (limit {limit}), ratio of CPU time {work[policy] / work['fp32']:.2f}"
+        )
+    return passed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--only", choices=CASES, nargs="+", default=["resnet20-cifar", "resnet18"])
+    options = parser.parse_args()
+    device.prepare()
+    device.choose("cpu", options.threads)
+    sys.exit(0 if all([measure(name, options.steps) for name in options.only]) else 1)
+
+
+if __name__ == "__main__":
+    main()

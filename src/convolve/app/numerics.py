@@ -1,0 +1,73 @@
+"""The numerics of a run: how its policy is carried out, who watches, and how the loss is scaled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from convolve.config import Config
+from convolve.numerics.arithmetic import Arithmetic
+from convolve.numerics.choice import Choice, build_arithmetic, choose
+from convolve.numerics.diagnostics import OverflowDump, StepDump, Survey, Trap, Watchers, parse_steps
+from convolve.numerics.emulation import Watcher
+from convolve.numerics.formats import FP16, FP32
+from convolve.numerics.scaling import Scaler, build_scaler
+
+DUMP_FOLDER = "dumps"
+
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What was chosen for a run, and the parts that carry it out."""
+
+    choice: Choice
+    arithmetic: Arithmetic
+    scaler: Scaler
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of the run."""
+        return {
+            **self.choice.policy.to_json(),
+            "execution": self.choice.execution,
+            "reason": self.choice.reason,
+            "loss_scaling": type(self.scaler).__name__,
+            "first_loss_scale": self.scaler.scale,
+        }
+
+
+def prepare_numerics(config: Config, where: torch.device, folder: Path, tell: Tell, span: tuple[int, int]) -> Numerics:
+    """The numerics that a config asks for; `tell` gets events, `span` is the run and one epoch in samples."""
+    precision = config.precision
+    watched = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
+    choice = choose(precision, where, watched=watched)
+    watcher = Watchers(_watchers(config, choice, folder / DUMP_FOLDER, tell))
+    return Numerics(choice, build_arithmetic(choice, where, watcher), build_scaler(precision, choice.policy, span))
+
+
+def compute_like_training(config: Config, network: nn.Module, where: torch.device) -> None:
+    """Let a trained network compute as it did while it was validated in training."""
+    arithmetic = build_arithmetic(choose(config.precision, where), where)
+    arithmetic.attach(network)
+
+
+def _watchers(config: Config, choice: Choice, folder: Path, tell: Tell) -> list[Watcher]:
+    precision, found = config.precision, list[Watcher]()
+    if precision.over_dump:
+        found.append(OverflowDump(folder))
+    if precision.data_dump_step:
+        found.append(StepDump(folder, parse_steps(precision.data_dump_step)))
+    if precision.survey_freq:
+        compute = choice.policy.compute
+        target = FP16 if compute is FP32 else compute
+        found.append(
+            Survey(precision.survey_freq, target, lambda step, layers: tell("survey", step=step, layers=layers))
+        )
+    if choice.policy.exceptions:
+        # Last, so that the dumps are written before it ends the run.
+        found.append(Trap())
+    return found

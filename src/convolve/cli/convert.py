@@ -1,0 +1,28 @@
+"""`convolve convert`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from convolve.cli.flags import Parser
+from convolve.cli.output import print_json, size
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Turn a pickled state dict into safetensors."""
+    parser = Parser(
+        prog="convolve convert",
+        description="Turn a pickled state dict (.pth, .pt) of another library into a safetensors file.",
+    )
+    parser.add_argument("source", type=Path, help="file that torch.save wrote")
+    parser.add_argument("target", type=Path, help="safetensors file to write")
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    options = parser.parse(arguments)
+
+    from convolve.app import convert
+
+    report = convert.run(options.source, options.target)
+    if options.json:
+        print_json(report)
+    else:
+        print(f"{report.target}: {report.tensors} tensors, {size(report.bytes)}")
+    return 0

@@ -1,0 +1,264 @@
+"""EfficientNet B0 to B7 and a size for small images, with torchvision's parameter names.
+
+Blocks are those of Tan and Le 2019: expand by 1x1, a depthwise k x k, squeeze and excitation, project by 1x1, with a
+shortcut where the shape stays. `group_dim` above 1 turns the depthwise convolution into a grouped one with that many
+channels in each group, which suits machines that compute in vectors (Masters et al. 2021), usually together with
+`expand_ratio` 4. Stochastic depth spares the first block and reaches 1 - `block_survival_prob` at the last.
+
+Epsilons follow torchvision (1e-5 up to B4, 1e-3 above); TensorFlow's networks have 1e-3 everywhere: --norm-epsilon.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from convolve.config.families import FAMILIES
+from convolve.config.schema import ModelConfig
+from convolve.errors import ConfigError
+from convolve.models.architecture import Architecture, Order
+from convolve.models.chance import KeyedDropout
+from convolve.models.initialisation import Layerwise, glorot_uniform, kaiming_normal_fan_out, zeros
+from convolve.models.layers import Activation, SqueezeExcitation, StochasticDepth, conv_norm, round_width
+from convolve.models.norms import Norms
+
+Blocks = dict[str, nn.Module]
+
+FAMILY = FAMILIES["efficientnet"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a size means: factors on width and depth, dropout, and the image side that it was made for."""
+
+    width: float
+    depth: float
+    dropout: float
+    side: int
+    small: bool = False
+    epsilon: float = 1e-5
+
+
+SIZES = {
+    "cifar": Size(0.5, 1.0, 0.0, 32, small=True),
+    "b0": Size(1.0, 1.0, 0.2, 224),
+    "b1": Size(1.0, 1.1, 0.2, 240),
+    "b2": Size(1.1, 1.2, 0.3, 260),
+    "b3": Size(1.2, 1.4, 0.3, 300),
+    "b4": Size(1.4, 1.8, 0.4, 380),
+    "b5": Size(1.6, 2.2, 0.4, 456, epsilon=1e-3),
+    "b6": Size(1.8, 2.6, 0.5, 528, epsilon=1e-3),
+    "b7": Size(2.0, 3.1, 0.5, 600, epsilon=1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row of the paper's table 1."""
+
+    kernel: int
+    repeats: int
+    width: int
+    stride: int
+    expands: bool = True
+
+
+GROUPS = (
+    Group(3, 1, 16, 1, expands=False),
+    Group(3, 2, 24, 2),
+    Group(5, 2, 40, 2),
+    Group(3, 3, 80, 2),
+    Group(5, 3, 112, 1),
+    Group(5, 4, 192, 2),
+    Group(3, 1, 320, 1),
+)
+STEM = 32
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the blocks of one network are made."""
+
+    norms: Norms
+    activation: Activation
+    expand_ratio: int
+    group_dim: int
+    se: bool
+
+
+@dataclass(frozen=True)
+class Position:
+    """One block in its network: shapes, and the chance that its branch stays."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    expands: bool
+    survival: float
+    place: str
+
+
+class MBConv(nn.Module):
+    """Expand, depthwise or grouped convolution, gate, project; added to the input where the shape stays."""
+
+    def __init__(self, position: Position, style: Style, order: Order) -> None:
+        super().__init__()
+        inputs, norms = position.inputs, style.norms
+        hidden = inputs * style.expand_ratio if position.expands else inputs
+        layers: list[nn.Module] = []
+        if hidden != inputs:
+            layers.append(conv_norm((inputs, hidden), 1, norms, activation=style.activation))
+        layers.append(
+            conv_norm(
+                (hidden, hidden),
+                position.kernel,
+                norms,
+                stride=position.stride,
+                groups=_count_groups(hidden, style.group_dim),
+                activation=style.activation,
+            )
+        )
+        squeezed = max(1, inputs // 4)
+        gate = SqueezeExcitation(hidden, squeezed, style.activation(), nn.Sigmoid()) if style.se else nn.Identity()
+        self.block = nn.Sequential(*layers, gate, conv_norm((hidden, position.outputs), 1, norms))
+        self.skips = position.stride == 1 and inputs == position.outputs
+        kept = position.survival >= 1 or not self.skips
+        self.stochastic_depth = (
+            nn.Identity() if kept else StochasticDepth(position.survival, position.place, order.chance)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The branch, and the input where the shape stays."""
+        out: Tensor = self.block(x)
+        return self.stochastic_depth(out) + x if self.skips else out
+
+
+def _count_groups(channels: int, group_dim: int) -> int:
+    groups = max(1, channels // group_dim)
+    if channels % groups:
+        raise ConfigError(
+            f"group-dim={group_dim} with a layer of {channels} channels: {groups} groups do not divide it; "
+            "choose a divisor of the widths, for example 1, 4, 8 or 16"
+        )
+    return groups
+
+
+def read_size(options: ModelConfig) -> str:
+    """The size that options mean; `4`, `B4` and `b4` are the same."""
+    size = str(options.model_size or FAMILY.defaults["model_size"]).lower()
+    size = f"b{size}" if size.isdigit() else size
+    if size not in SIZES:
+        raise ConfigError(
+            f"model-size={options.model_size} with model=efficientnet: known sizes are {', '.join(SIZES)}"
+        )
+    return size
+
+
+def _assemble(name: str, order: Order) -> Blocks:
+    size = SIZES[name]
+    value = partial(FAMILY.value, order.options)
+    width = partial(_width, value("width_coefficient") or size.width, value("depth_divisor"))
+    style = _style(size, order)
+    blocks: Blocks = {
+        "features/0": conv_norm(
+            (order.input_shape[0], width(STEM)),
+            3,
+            style.norms,
+            stride=1 if size.small else 2,
+            activation=style.activation,
+        )
+    }
+    depth = value("depth_coefficient") or size.depth
+    inputs = width(STEM)
+    for name, position in _positions(size, depth, width, value("block_survival_prob")):
+        blocks[name] = MBConv(position, style, order)
+        inputs = position.outputs
+    return {**blocks, **_head(size, inputs, value, width, style, order)}
+
+
+def _width(coefficient: float, divisor: int, width: int) -> int:
+    return round_width(width * coefficient, divisor)
+
+
+def _style(size: Size, order: Order) -> Style:
+    value = partial(FAMILY.value, order.options)
+    if value("proxy_norm") and value("norm_type") not in ("group", "layer"):
+        raise ConfigError(
+            f"proxy-norm with norm-type={value('norm_type')}: it completes norms that ignore the batch; "
+            "set --norm-type group or layer"
+        )
+    norms = Norms(
+        value("norm_type"),
+        value("groups"),
+        order.options.norm_epsilon or size.epsilon,
+        value("bn_decay"),
+        clip=True,
+        proxy_epsilon=value("proxy_epsilon") if value("proxy_norm") else None,
+    )
+    activation: Activation = partial(nn.ReLU if value("use_relu") else nn.SiLU)
+    return Style(norms, activation, value("expand_ratio"), value("group_dim"), value("se"))
+
+
+def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tuple[str, Position]]:
+    repeats = [math.ceil(group.repeats * depth) for group in GROUPS]
+    found: list[tuple[str, Position]] = []
+    inputs = width(STEM)
+    for number, (group, count) in enumerate(zip(GROUPS, repeats, strict=True), start=1):
+        first_stride = 1 if size.small and number == 2 else group.stride
+        for index in range(count):
+            name = f"features/{number}/{index}"
+            chance = 1 - (1 - survival) * len(found) / sum(repeats)
+            stride, outputs = (first_stride if index == 0 else 1), width(group.width)
+            found.append((name, Position(inputs, outputs, group.kernel, stride, group.expands, chance, name)))
+            inputs = outputs
+    return found
+
+
+def _head(size: Size, inputs: int, value: Any, width: Any, style: Style, order: Order) -> Blocks:
+    blocks: Blocks = {}
+    if value("top_width"):
+        outputs = width(value("top_width"))
+        blocks[f"features/{len(GROUPS) + 1}"] = conv_norm(
+            (inputs, outputs), 1, style.norms, activation=style.activation
+        )
+        inputs = outputs
+    blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    blocks["flatten"] = nn.Flatten()
+    rate = size.dropout if order.options.dropout_rate is None else order.options.dropout_rate
+    if rate > 0:
+        blocks["classifier/0"] = KeyedDropout(rate, "classifier/0", order.chance)
+    blocks["classifier/1"] = nn.Linear(inputs, order.classes)
+    return blocks
+
+
+RULE = Layerwise(conv=kaiming_normal_fan_out, linear=glorot_uniform, bias=zeros)
+
+
+def _named(name: str, size: Size) -> Architecture:
+    summary = (
+        "EfficientNet for small images" if size.small else f"EfficientNet-{name.upper()}, made for {size.side} pixels"
+    )
+    return Architecture(
+        partial(_assemble, name),
+        RULE,
+        summary,
+        input_shape=(3, size.side, size.side),
+        classes=10 if size.small else 1000,
+        settled=("model_size",),
+    )
+
+
+ARCHITECTURES = {
+    "efficientnet": Architecture(
+        lambda order: _assemble(read_size(order.options), order),
+        RULE,
+        f"EfficientNet of --model-size: {FAMILY.summary}",
+        input_shape=(3, 224, 224),
+        classes=1000,
+        resolve=lambda options: f"efficientnet-{read_size(options)}",
+    ),
+    **{f"efficientnet-{name}": _named(name, size) for name, size in SIZES.items()},
+}

@@ -1,0 +1,119 @@
+"""`fastnet`: a small network that learns CIFAR-10 in few operations.
+
+In the spirit of the public speed-run records (Jordan 2024, "94 % on CIFAR-10 in 3.29 seconds"): the first layer whitens
+2x2 patches and is computed from the training images instead of learnt, the other convolutions begin as partial
+identities, norms have no gamma, and the logits are scaled down.
+
+The arithmetic of the first layer: with 2x2 patches p, and the eigenvectors v_i and eigenvalues l_i of E[p p^T], its
+filters are v_i / sqrt(l_i + epsilon) and their negatives. Only its bias is trained.
+"""
+
+import torch
+from torch import Generator, Tensor, nn
+
+from convolve.config.families import FAMILIES
+from convolve.errors import ConfigError
+from convolve.models.architecture import Architecture, Order
+from convolve.models.batch_norm import BatchNorm2d
+from convolve.models.initialisation import Layerwise, fan_in_uniform, zeros
+
+FAMILY = FAMILIES["fastnet"]
+WIDTHS = (64, 256, 256)
+LOGIT_SCALE = 1 / 9
+WHITENED_IMAGES = 5000
+EPSILON = 5e-4
+LEAST_SIDE = 17
+
+
+class Whitening(nn.Conv2d):
+    """2x2 convolution whose filters come from the training images; only the bias is trained."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, 2 * 4 * channels, 2, bias=True)
+        self.weight.requires_grad_(False)
+
+    @torch.no_grad()
+    def fit_images(self, images: Tensor) -> None:
+        """Compute the filters from a sample of network inputs."""
+        patches = nn.functional.unfold(images[:WHITENED_IMAGES].contiguous(), 2).transpose(1, 2).flatten(0, 1).double()
+        values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+        filters = (vectors / (values + EPSILON).sqrt()).T.flip(0).reshape(-1, *self.weight.shape[1:])
+        self.weight.copy_(torch.cat((filters, -filters)))
+
+
+class Scale(nn.Module):
+    """Multiplies by a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale."""
+        return x * self.factor
+
+
+class ConvPair(nn.Module):
+    """Convolution, pool, norm, GELU, convolution, norm, GELU."""
+
+    def __init__(self, inputs: int, outputs: int, epsilon: float, decay: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.pool = nn.MaxPool2d(2)
+        self.bn1 = _norm(outputs, epsilon, decay)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = _norm(outputs, epsilon, decay)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the pair; the image becomes half as large."""
+        gelu = nn.functional.gelu
+        x = gelu(self.bn1(self.pool(self.conv1(x))))
+        return gelu(self.bn2(self.conv2(x)))
+
+
+def _norm(channels: int, epsilon: float, decay: float) -> BatchNorm2d:
+    norm = BatchNorm2d(channels, eps=epsilon, momentum=1 - decay)
+    norm.weight.requires_grad_(False)
+    return norm
+
+
+def assemble(order: Order) -> dict[str, nn.Module]:
+    """The blocks for one order."""
+    channels, height, width = order.input_shape
+    if min(height, width) < LEAST_SIDE:
+        raise ConfigError(
+            f"model {order.name} cannot take images of {height}x{width}: its pools leave nothing of them; "
+            f"every size from {LEAST_SIDE}x{LEAST_SIDE} on works"
+        )
+    epsilon, decay = (FAMILY.value(order.options, name) for name in ("norm_epsilon", "bn_decay"))
+    whitening = Whitening(channels)
+    blocks: dict[str, nn.Module] = {"whiten": whitening, "act": nn.GELU()}
+    inputs = whitening.out_channels
+    for number, outputs in enumerate(WIDTHS, start=1):
+        blocks[f"pair{number}"] = ConvPair(inputs, outputs, epsilon, decay)
+        inputs = outputs
+    blocks["pool"] = nn.AdaptiveMaxPool2d(1)
+    blocks["flatten"] = nn.Flatten()
+    blocks["fc"] = nn.Linear(inputs, order.classes, bias=False)
+    blocks["scale"] = Scale(LOGIT_SCALE)
+    return blocks
+
+
+class PartialIdentity(Layerwise):
+    """Convolutions begin as the identity on as many channels as they can, and as torch's layers on the others."""
+
+    def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
+        """Fill one parameter."""
+        super().__call__(name, owner, values, generator)
+        if isinstance(owner, nn.Conv2d) and not isinstance(owner, Whitening):
+            nn.init.dirac_(values[: values.shape[1]])
+
+
+ARCHITECTURES = {
+    "fastnet": Architecture(
+        assemble,
+        PartialIdentity(conv=fan_in_uniform, linear=fan_in_uniform, bias=zeros),
+        "whitening, three pairs of convolutions: learns CIFAR-10 in few operations",
+        input_shape=(3, 32, 32),
+    ),
+}

@@ -1,0 +1,54 @@
+"""Number formats: how many bits, and what that means for range and spacing.
+
+A binary format with e exponent bits and m stored mantissa bits has, with bias b = 2^(e-1) - 1,
+
+    largest value       (2 - 2^-m) * 2^b
+    smallest normal     2^(1-b)
+    smallest subnormal  2^(1-b-m)          which is also the spacing of all values below twice the smallest normal
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Format:
+    """One binary floating-point format."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    dtype: torch.dtype
+
+    @property
+    def bits(self) -> int:
+        """Bits of one number, the sign included."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def bias(self) -> int:
+        """The largest exponent."""
+        return (1 << (self.exponent_bits - 1)) - 1
+
+    @property
+    def largest(self) -> float:
+        """The largest finite value."""
+        return (2.0 - 2.0**-self.mantissa_bits) * 2.0**self.bias
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest value with all its mantissa bits."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest value above zero."""
+        return 2.0 ** (1 - self.bias - self.mantissa_bits)
+
+
+FP32 = Format("fp32", 8, 23, torch.float32)
+FP16 = Format("fp16", 5, 10, torch.float16)
+BF16 = Format("bf16", 8, 7, torch.bfloat16)
+
+FORMATS = {one.name: one for one in (FP32, FP16, BF16)}

@@ -1,0 +1,125 @@
+"""Gradients of all replicas, added up once per step, while the backward pass still runs.
+
+The arithmetic: every replica has divided its losses by the number of samples of the whole window, so the sum over
+replicas is the mean over the window, whatever the shares were; nothing is divided here.
+
+Parameters are put into buckets in the reverse of their order, which is about the order in which the backward pass
+finishes them. In the last micro batch a bucket whose gradients are all there is sent off while the rest is still being
+computed. All replicas send buckets in the same order, also one whose share of a short window is empty and that has
+nothing but zeros.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+BUCKET_BYTES = 10 << 20
+
+Finish = Callable[[], None]
+Reduce = Callable[[Tensor], Finish]
+"""Starts to add a flat tensor up over the replicas, in place; the result is there after the returned call."""
+
+
+@dataclass
+class Bucket:
+    """Neighbouring parameters whose gradients travel together; the last element carries a wish to stop."""
+
+    parameters: list[nn.Parameter]
+    flat: Tensor
+    missing: int = 0
+    finish: Finish | None = None
+
+    def pack(self) -> None:
+        """Copy the gradients into the flat buffer; a parameter without one adds zero."""
+        for parameter, part in zip(self.parameters, self._parts(), strict=True):
+            if parameter.grad is None:
+                part.zero_()
+            else:
+                part.copy_(parameter.grad)
+
+    def unpack(self) -> None:
+        """Put the sums where the optimiser finds them."""
+        for parameter, part in zip(self.parameters, self._parts(), strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(part)
+
+    def _parts(self) -> list[Tensor]:
+        sizes = [parameter.numel() for parameter in self.parameters]
+        pieces = self.flat[:-1].split(sizes)  # type: ignore[no-untyped-call]
+        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self.parameters, strict=True)]
+
+
+def fill_buckets(parameters: list[nn.Parameter], size: int = BUCKET_BYTES) -> list[Bucket]:
+    """Parameters in reverse order, in buckets of at most `size` bytes (or one parameter)."""
+    groups: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in reversed(parameters):
+        need = parameter.numel() * parameter.element_size()
+        if not groups or need > room:
+            groups.append([])
+            room = size
+        groups[-1].append(parameter)
+        room -= need
+    return [Bucket(group, torch.zeros(sum(p.numel() for p in group) + 1, dtype=group[0].dtype)) for group in groups]
+
+
+@dataclass
+class GradientSum:
+    """Adds up the gradients of a model over replicas.
+
+    `arm` is called before the last micro batch of a window: from then on finished buckets are sent off. Calling the
+    object sends what is left and waits for all of it.
+    """
+
+    buckets: list[Bucket]
+    reduce: Reduce
+    stop_agreed: bool = False
+    _stop_wanted: bool = False
+    _sent: int = 0
+    _armed: bool = False
+    _owner: dict[nn.Parameter, Bucket] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                self._owner[parameter] = bucket
+                parameter.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
+
+    def ask_to_stop(self, wanted: bool) -> None:
+        """Say whether this process wants the next step to be the last; `stop_agreed` then holds the common answer."""
+        self._stop_wanted = wanted
+
+    def arm(self) -> None:
+        """The next backward pass is the last one of the window."""
+        self._armed = True
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def _arrive(self, parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        assert isinstance(parameter, nn.Parameter), "gradients arrive at parameters"
+        self._owner[parameter].missing -= 1
+        while self._sent < len(self.buckets) and self.buckets[self._sent].missing == 0:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self.buckets[self._sent]
+        bucket.pack()
+        bucket.flat[-1] = float(self._stop_wanted)
+        bucket.finish = self.reduce(bucket.flat)
+        self._sent += 1
+
+    def __call__(self, model: nn.Module) -> None:
+        """Make every parameter's gradient the sum over the replicas."""
+        while self._sent < len(self.buckets):
+            self._send()
+        for bucket in self.buckets:
+            assert bucket.finish is not None, "every bucket was sent"
+            bucket.finish()
+            bucket.unpack()
+        self.stop_agreed = bool(self.buckets[0].flat[-1] > 0)
+        self._sent, self._armed = 0, False

@@ -1,0 +1,242 @@
+"""The processes of a training as one team: what they add up, agree on and tell each other.
+
+A process that is alone has a team too, the null object `Alone`; nobody has to ask how many there are.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from convolve.config import ParallelConfig
+from convolve.errors import ParallelError
+from convolve.parallel.buckets import Finish, GradientSum, Reduce, fill_buckets
+from convolve.parallel.shared_memory import SharedSum
+from convolve.parallel.topology import Topology, find_topology
+
+PATIENCE = timedelta(minutes=5)
+SHARED_LIMIT_BYTES = 64 << 20
+
+
+class Synchroniser(Protocol):
+    """Makes gradients the sum over replicas; a wish to stop travels with them, so all end at the same step."""
+
+    stop_agreed: bool
+
+    def ask_to_stop(self, wanted: bool) -> None:
+        """Say before a step whether this process wants it to be the last."""
+
+    def arm(self) -> None:
+        """Buckets may be sent from now on."""
+
+    def __call__(self, model: nn.Module) -> None:
+        """Finish the sum."""
+
+
+class NoSynchroniser:
+    """A single replica agrees with itself."""
+
+    stop_agreed = False
+
+    def ask_to_stop(self, wanted: bool) -> None:
+        """The own wish is the answer."""
+        self.stop_agreed = wanted
+
+    def arm(self) -> None:
+        """Nothing is sent."""
+
+    def __call__(self, model: nn.Module) -> None:
+        """Nothing is missing."""
+
+
+class Team(Protocol):
+    """What the engine and the application ask of the processes."""
+
+    topology: Topology
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that speaks, logs and saves."""
+
+    def synchroniser(self, model: nn.Module) -> Synchroniser:
+        """What adds this model's gradients up over replicas."""
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum of a small tensor over replicas, on all of them, in the order of ranks."""
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any process says yes; the same answer everywhere."""
+
+    def tell(self, text: str) -> str:
+        """What rank 0 says, on all processes."""
+
+    def require_equal(self, digest: str, what: str) -> None:
+        """Stop all processes if one has another digest than rank 0."""
+
+    def close(self) -> None:
+        """Leave the team."""
+
+
+class Alone:
+    """One process, no others."""
+
+    topology = Topology()
+    first = True
+
+    def synchroniser(self, model: nn.Module) -> Synchroniser:
+        """Nothing to add up."""
+        return NoSynchroniser()
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The values themselves."""
+        return values
+
+    def agree(self, flag: bool) -> bool:
+        """The own answer."""
+        return flag
+
+    def tell(self, text: str) -> str:
+        """The own word."""
+        return text
+
+    def require_equal(self, digest: str, what: str) -> None:
+        """Always equal."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class ProcessTeam:
+    """Processes joined by torch.distributed; replicas of one host add up through shared memory where it fits."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        _find_master()
+        try:
+            dist.init_process_group("gloo", rank=topology.rank, world_size=topology.world, timeout=PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise ParallelError(
+                f"rank {topology.rank} of {topology.world} cannot meet the others at {address} ({error}); "
+                "check the address, the port and that all processes were started"
+            ) from error
+        # Groups are made by all processes in the same order, also by those outside of them.
+        self._replicas = [dist.new_group(topology.same_stage(stage)) for stage in range(topology.stages)][
+            topology.stage
+        ]
+        self.stages = [dist.new_group(topology.same_replica(r)) for r in range(topology.replicas)][topology.replica]
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.topology.rank == 0
+
+    def synchroniser(self, model: nn.Module) -> Synchroniser:
+        """Buckets over replicas; a single replica needs none."""
+        if self.topology.replicas == 1:
+            return NoSynchroniser()
+        buckets = fill_buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
+        largest = max(bucket.flat.numel() for bucket in buckets)
+        return GradientSum(buckets, self._reduce(largest))
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over replicas; parts are added in the order of ranks, so one process would get the same bits."""
+        parts = [torch.empty_like(values) for _ in range(self.topology.replicas)]
+        dist.all_gather(parts, values, group=self._replicas)
+        for part in parts[1:]:
+            parts[0] += part
+        return parts[0]
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any process says yes."""
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def tell(self, text: str) -> str:
+        """What rank 0 says."""
+        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, 0)
+        told = data if self.topology.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(told, 0)
+        return bytes(told.tolist()).decode()
+
+    def require_equal(self, digest: str, what: str) -> None:
+        """Compare digests with rank 0's."""
+        if self.agree(self.tell(digest) != digest):
+            raise ParallelError(
+                f"{what} differ between processes; start all of them with the same command and versions"
+            )
+
+    def close(self) -> None:
+        """Leave the process group."""
+        dist.destroy_process_group()
+
+    def _reduce(self, capacity: int) -> Reduce:
+        members = self.topology.same_stage(self.topology.stage)
+        fits = 8 * capacity * len(members) <= SHARED_LIMIT_BYTES
+        if fits and self._on_one_host():
+            return self._shared(members.index(self.topology.rank), len(members), capacity)
+        return self._through_sockets
+
+    def _on_one_host(self) -> bool:
+        here = socket.gethostname()
+        return not self.agree(self.tell(here) != here)
+
+    def _shared(self, index: int, count: int, capacity: int) -> SharedSum:
+        """Every stage has a file of its own; the first process makes it and all open it before its name goes."""
+        first = self.topology.rank == 0
+        folder = Path(self.tell(tempfile.mkdtemp(prefix="convolve-", dir=_memory_folder()) if first else ""))
+        file = folder / f"stage-{self.topology.stage}"
+        if index == 0:
+            SharedSum.create(file, count, capacity)
+        dist.barrier()
+        shared = SharedSum(file, index, count, capacity)
+        dist.barrier()
+        if index == 0:
+            file.unlink()
+        dist.barrier()
+        if first:
+            folder.rmdir()
+        return shared
+
+    def _through_sockets(self, flat: Tensor) -> Finish:
+        work = dist.all_reduce(flat, group=self._replicas, async_op=True)
+        assert work is not None, "an asynchronous operation has a handle"
+
+        def finish() -> None:
+            work.wait()
+
+        return finish
+
+
+@contextmanager
+def open_team(config: ParallelConfig) -> Iterator[Team]:
+    """The team that a config asks for; it is left at the end, also after an error."""
+    topology = find_topology(config)
+    team: Team = Alone() if topology.world == 1 else ProcessTeam(topology)
+    try:
+        yield team
+    finally:
+        team.close()
+
+
+def _memory_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _find_master() -> None:
+    """Slurm sets no address; its first host takes the part."""
+    if "MASTER_ADDR" not in os.environ and "SLURM_JOB_NODELIST" in os.environ:
+        nodes = os.environ["SLURM_JOB_NODELIST"]
+        os.environ["MASTER_ADDR"] = nodes.partition(",")[0].replace("[", "").partition("-")[0]
+        os.environ.setdefault("MASTER_PORT", "29500")

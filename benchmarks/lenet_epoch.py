@@ -2,8 +2,8 @@
 
     python benchmarks/lenet_epoch.py [--rounds 3] [--floor 1.3]
 
-Both train the same network with batch 64 and Adam 1e-3 on all 60,000 images. Prints the best epoch of each and the ratio;
-exits with 1 if it is below the floor.
+Both train the same network with batch 64 and Adam 1e-3 on all 60,000 images. Prints the best epoch of each and the
+ratio; exits with 1 if it is below the floor.
 """
 
 import argparse

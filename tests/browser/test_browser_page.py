@@ -68,9 +68,9 @@ def photo(random, place):
 
 @pytest.fixture(scope="module")
 def address(runs):
-    words = [sys.executable, "-u", "-m", "convolve", "serve", f"digits={runs / 'digits'}", "--port", "0"]
-    words.append(f"colours={runs / 'colours'}")
-    with subprocess.Popen([*words, "--threads", "1"], stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+    models = [f"{name}={runs / name}" for name in ("digits", "colours")]
+    words = [sys.executable, "-u", "-m", "convolve", "serve", *models, "--port", "0", "--threads", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         found = next((found for line in process.stdout if (found := re.search(r"http://\S+", line))), None)
         assert found, "the server did not start"
         yield found[0].rstrip("/")
@@ -168,6 +168,7 @@ def test_a_drawn_three_is_recognised(browser, address):
 
 
 def test_the_keyboard_is_enough(browser, address):
+    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     open_page(browser, address)
@@ -182,7 +183,7 @@ def test_the_keyboard_is_enough(browser, address):
     until(lambda: text_of(browser, "verdict") == "Nothing drawn yet")
     reached = []
     for _ in range(9):
-        browser.switch_to.active_element.send_keys(Keys.TAB)
+        ActionChains(browser).send_keys(Keys.TAB).perform()
         reached.append(browser.switch_to.active_element.get_attribute("id"))
     assert {"undo", "clear", "files"} <= set(reached)
     assert_clean(browser, address)

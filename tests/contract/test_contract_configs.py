@@ -9,7 +9,6 @@ from convolve.app.console import SilentConsole
 from convolve.config.loading import resolve, shipped
 from convolve.models import registry
 
-
 SMALL = {"dataset": "digits", "hold_out": 0, "iterations": 3, "warmup_epochs": 0, "curves": False, "report": False}
 # Large configs are stepped with everything as shipped but the size: fewer blocks, four small grey images, one process.
 REDUCED = {

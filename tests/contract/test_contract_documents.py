@@ -1,16 +1,15 @@
 """Every command in a ```sh block of the README and the docs runs, one page after the other in a folder of its own."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from convolve.cli.main import dispatch
 from convolve.data.builtin import load_digits
+from convolve.errors import ConvolveError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,11 +33,17 @@ def desk(tmp_path):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
-def test_the_commands_of_a_page_run(page, desk):
+def test_the_commands_of_a_page_run(page, desk, monkeypatch, capsys):
+    """In this process, since a new one for each would spend most of its time importing torch."""
+    monkeypatch.chdir(desk)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for line in commands(page):
         words = shlex.split(line)
         assert words[0] == "convolve", f"{page.name}: `{line}` is not a convolve command; use a text block"
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=desk, capture_output=True, text=True, env=os.environ, check=False
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout[-500:]}{done.stderr[-500:]}"
+        try:
+            code = dispatch(words[1:])
+        except SystemExit as ended:
+            code = ended.code
+        except ConvolveError as error:
+            pytest.fail(f"{line}: {error}")
+        assert code == 0, f"{line}: {capsys.readouterr()}"

@@ -9,7 +9,7 @@ import numpy as np
 from convolve import device
 from convolve.config.schema import DataConfig
 from convolve.data.builtin import ORIGIN
-from convolve.data.catalogue import KNOWN, Entry, find_entry
+from convolve.data.catalogue import KNOWN, OTHER_NAMES, Entry, find_entry
 from convolve.data.dataset import Dataset, Progress, Samples, Split
 from convolve.data.download import fetch_entry, is_intact
 from convolve.data.fingerprint import Verdict, compare_contents
@@ -92,6 +92,7 @@ def get(name: str, *, progress: Progress) -> Supply:
 
 def check(target: str, *, announce: Callable[[str], None], progress: Progress) -> Report:
     """Open a known data set by name, where it is found without a download, or whatever known set a folder holds."""
+    target = OTHER_NAMES.get(target, target)
     if target in KNOWN:
         dataset = open_dataset(DataConfig(dataset=target, download=False), announce=announce, progress=progress)
         return _report(dataset)

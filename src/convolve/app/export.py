@@ -59,7 +59,7 @@ def run(path: Path, name: str, console: Console, *, output: Path | None = None, 
     checkpoint = choose_checkpoint(path)
     trained = load_trained(checkpoint, where="cpu")
     target = output or _default_target(checkpoint, name, int8)
-    draft = target.with_name(f".{os.getpid()}-{target.name}")
+    draft = target.with_name(f"draft-{os.getpid()}-{target.name}")
     console.say(f"exporting {trained.config.model.model} of {checkpoint} as {name}{' in int8' if int8 else ''}")
     classifier, card = Classifier(trained.network, trained.transform), card_of(trained)
     _make_folder(target)

@@ -86,16 +86,16 @@ class DataConfig(Section):
     image_size: int | None = Field(
         None, ge=1, le=4096, description="side of the network's input; unset: the images' own, or the network's"
     )
-    augment: Literal["auto", "none", "flip", "pad-crop-flip", "resized-crop-flip"] = Field(
+    augment: Literal["auto", "none", "flip", "pad-crop", "pad-crop-flip", "resized-crop-flip"] = Field(
         "auto", description="what happens to training images; auto: what is usual for the data set"
     )
     train_with_valid_preprocessing: bool = Field(False, description="train on images prepared as in validation")
     flip: Literal["random", "alternating"] = Field(
         "random", description="mirror images by a coin, or each one in every second epoch"
     )
-    crop_padding: int = Field(4, ge=1, description="pad-crop-flip: margin in pixels")
+    crop_padding: int = Field(4, ge=1, description="pad-crop, pad-crop-flip: margin in pixels")
     padding_mode: Literal["mean", "black", "reflect"] = Field(
-        "mean", description="pad-crop-flip: what the margin shows"
+        "mean", description="pad-crop, pad-crop-flip: what the margin shows"
     )
     crop_area: tuple[float, float] = Field((0.08, 1.0), description="resized-crop-flip: range of the share of the area")
     crop_aspect: tuple[float, float] = Field((0.75, 4 / 3), description="resized-crop-flip: range of width to height")

@@ -16,7 +16,7 @@ from convolve.data.mixing import NO_MIXING, Cutmix, Mixer, Mixing
 from convolve.data.transform import Transform, fit_transform
 from convolve.errors import ConfigError
 
-_CROPS: dict[str, Crop] = {"flip": "none", "pad-crop-flip": "pad", "resized-crop-flip": "resized"}
+_CROPS: dict[str, Crop] = {"flip": "none", "pad-crop": "pad", "pad-crop-flip": "pad", "resized-crop-flip": "resized"}
 
 
 def choose_samples(dataset: Dataset, config: DataConfig) -> Dataset:
@@ -45,14 +45,15 @@ def choose_augment(config: DataConfig, samples: Samples) -> Augment:
         kind = "resized-crop-flip" if isinstance(samples, Gallery) else "pad-crop-flip" if colour else "none"
     if config.train_with_valid_preprocessing:
         return NO_AUGMENT
-    if kind == "pad-crop-flip" and isinstance(samples, Gallery):
-        raise ConfigError("augment=pad-crop-flip: it is for small images in memory; photographs take resized-crop-flip")
-    if isinstance(samples, Split) and kind == "pad-crop-flip" and config.padding_mode == "reflect":
+    padded = _CROPS.get(kind) == "pad"
+    if padded and isinstance(samples, Gallery):
+        raise ConfigError(f"augment={kind}: it is for small images in memory; photographs take resized-crop-flip")
+    if isinstance(samples, Split) and padded and config.padding_mode == "reflect":
         _check_reflection(config.crop_padding, min(samples.images.shape[1:3]))
     jitter = config.colour_jitter
     return Augment(
         crop=_CROPS.get(kind, "none"),
-        flip="none" if kind == "none" else config.flip,
+        flip="none" if kind in ("none", "pad-crop") else config.flip,
         padding=config.crop_padding,
         padding_mode=config.padding_mode,
         area=config.crop_area,

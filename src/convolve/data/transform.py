@@ -87,8 +87,10 @@ def fit_channels(images: Images, normalisation: str) -> tuple[tuple[float, ...],
         if channels != 3:
             raise ConfigError(f"normalisation={normalisation}: it is for colour images; set standard or symmetric")
         return IMAGENET_MEAN, IMAGENET_STD if normalisation == "imagenet" else _ONLY_CENTRED
-    # Histograms are exact, whatever the number of images.
-    counts = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(channels)])
+    # Histograms are exact, whatever the number of images; in pieces, since counting widens the values to 64 bits.
+    counts = np.zeros((channels, 256), np.int64)
+    for piece in np.array_split(images, max(1, images.size >> 22)):
+        counts += [np.bincount(piece[..., c].ravel(), minlength=256) for c in range(channels)]
     values = np.arange(256) / 255
     total = counts.sum(axis=1)
     means = (counts * values).sum(axis=1) / total

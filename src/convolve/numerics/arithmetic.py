@@ -20,6 +20,7 @@ from convolve.numerics.policy import Policy
 from convolve.numerics.rounding import Grid, round_, rounded
 from convolve.randomness import mix
 
+NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 # Sums of squares of gradients: 16 bits cannot hold them, and the originals keep them in fp32 as well.
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "step")
 
@@ -184,6 +185,9 @@ class EmulatedArithmetic:
         """Hooks on the network and its layers; a copy of the network does not compute this way."""
         self._weights = Weights(self.policy, network)
         self.places.attach(network)
+        self.emulator.norms = frozenset(
+            name.replace(".", "/") for name, module in network.named_modules() if isinstance(module, NORM_MODULES)
+        )
         for name, module in network.named_modules():
             if name.replace(".", "/") in self.policy.force_fp32 and self.policy.compute is not FP32:
                 self._gates.surround(name.replace(".", "/"), module)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from convolve.numerics.formats import FP32
-from convolve.numerics.operations import Colour, Traits, base_name, is_floating, traits_of
+from convolve.numerics.operations import Colour, Traits, base_name, is_floating, is_norm, traits_of
 from convolve.numerics.partials import Convolution, multiply, multiply_add
 from convolve.numerics.places import Place, Places
 from convolve.numerics.policy import Policy
@@ -95,6 +95,7 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.watcher = watcher
         self.key: int | None = None
         self.overflowed = False
+        self.norms: frozenset[str] = frozenset()
         self._strict = policy.exceptions
         self._forced: dict[str, bool] = {}
         self._in_16_bits = True
@@ -125,6 +126,9 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._forced[layer] = self.policy.keeps_fp32(layer)
         if self._forced[layer] or self.policy.compute is FP32:
             return None
+        if layer in self.norms and not is_norm(func):
+            # What a norm's module does besides is bookkeeping of its statistics.
+            return None
         if self.policy.lists is not None:
             colour = self.policy.lists.colour(func)
             self._in_16_bits = self._in_16_bits if colour is Colour.GREY else colour is Colour.WHITE
@@ -134,8 +138,10 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_outside(self, func: Any, args: Any, kwargs: Any, traits: Traits) -> Any:
         """Operations outside of the network are in fp32, except the accumulation of 16-bit gradients."""
         results = func(*args, **kwargs)
-        if traits is not Traits.LEAVE and self.places.accumulating() and self.policy.master is not FP32:
-            self._round(results, traits, (Place("accumulation", True), base_name(func), args), self.policy.grid, None)
+        if traits is not Traits.LEAVE and self.policy.master is not FP32 and self.places.accumulating():
+            place = Place("accumulation", True)
+            key = None if self.key is None else mix(self.key, place.layer, self.places.number(place))
+            self._round(results, traits, (place, base_name(func), args), self.policy.grid, key)
         return results
 
     def _round(self, results: Any, traits: Traits, what: tuple[Place, str, Any], grid: Grid, key: int | None) -> None:

@@ -13,90 +13,28 @@ from typing import Any
 import torch
 
 # Results are values of the inputs, moved, chosen, negated or zeroed: nothing to round.
-_EXACT = frozenset(
-    [
-        "relu",
-        "relu_",
-        "threshold_backward",
-        "clone",
-        "contiguous",
-        "_to_copy",
-        "copy_",
-        "detach",
-        "lift_fresh",
-        "zeros",
-        "zeros_like",
-        "zero_",
-        "ones",
-        "ones_like",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_zeros",
-        "new_empty",
-        "new_empty_strided",
-        "full",
-        "full_like",
-        "fill_",
-        "arange",
-        "_unsafe_view",
-        "view",
-        "reshape",
-        "flatten",
-        "cat",
-        "stack",
-        "slice_backward",
-        "select_backward",
-        "constant_pad_nd",
-        "index",
-        "index_select",
-        "gather",
-        "max_pool2d",
-        "max_pool2d_with_indices",
-        "neg",
-        "abs",
-        "sign",
-        "maximum",
-        "minimum",
-        "where",
-        "masked_fill",
-        "masked_fill_",
-        "flip",
-        "hardtanh_",
-        "hardtanh",
-        "native_dropout",
-        "resize_",
-        "set_",
-        "repeat",
-        "expand",
-        "permute",
-        "transpose",
-        "t",
-        "unfold",
-        "as_strided",
-        "scalar_tensor",
-        "randperm",
-    ]
-)
+_EXACT_NAMES = """
+relu relu_ threshold_backward clone contiguous _to_copy copy_ detach lift_fresh zeros zeros_like zero_ ones ones_like
+empty empty_like empty_strided new_zeros new_empty new_empty_strided full full_like fill_ arange _unsafe_view view
+reshape flatten cat stack slice_backward select_backward constant_pad_nd index index_select gather max_pool2d
+max_pool2d_with_indices neg abs sign maximum minimum where masked_fill masked_fill_ flip hardtanh_ hardtanh resize_ set_
+repeat expand permute transpose t unfold as_strided scalar_tensor randperm
+"""
+_EXACT = frozenset(_EXACT_NAMES.split())
 
 # Further results of a norm are its statistics.
-_STATISTICS = frozenset(
-    [
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
-        "native_group_norm",
-        "native_layer_norm",
-        "batch_norm_with_update",
-        "_native_batch_norm_legit_no_training",
-    ]
-)
+_STATISTICS_NAMES = """
+native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+_batch_norm_with_update cudnn_batch_norm miopen_batch_norm native_group_norm native_layer_norm
+"""
+_STATISTICS = frozenset(_STATISTICS_NAMES.split())
 
 _TYPES = {
     "Conv2D": "convolution conv2d convolution_backward convolution_overrideable",
     "MatMul": "mm addmm bmm baddbmm linear matmul",
     "BatchNorm": "batch_norm native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
-    "_native_batch_norm_legit_no_training batch_norm_with_update batch_norm_backward",
+    "_native_batch_norm_legit_no_training _batch_norm_with_update batch_norm_backward cudnn_batch_norm "
+    "cudnn_batch_norm_backward miopen_batch_norm miopen_batch_norm_backward",
     "GroupNorm": "native_group_norm native_group_norm_backward group_norm",
     "LayerNorm": "native_layer_norm native_layer_norm_backward layer_norm",
     "Relu": "relu relu_ threshold_backward",
@@ -120,10 +58,16 @@ _TYPES = {
 }
 TYPE_OF: dict[str, str] = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 
+NORMS = frozenset({"BatchNorm", "GroupNorm", "LayerNorm"})
 WHITE = frozenset({"Conv2D", "MatMul"})
 BLACK = frozenset(
     {"Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sqrt", "ReduceSum", "BatchNorm", "GroupNorm", "LayerNorm"}
 )
+
+
+def is_norm(operation: Any) -> bool:
+    """Whether an ATen operation is a norm itself, forward or backward."""
+    return TYPE_OF.get(base_name(operation)) in NORMS
 
 
 class Traits(Enum):

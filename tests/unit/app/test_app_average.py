@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import digits_config, weights_hash
 from safetensors.torch import load_file, save_file
 
+from conftest import digits_config, weights_hash
 from convolve.app import average, restore, train, validate
 from convolve.app.assembly import load_trained
 from convolve.app.average import Recipe

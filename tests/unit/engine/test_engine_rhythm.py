@@ -1,6 +1,6 @@
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convolve.engine.rhythm import Rhythm
@@ -8,6 +8,7 @@ from convolve.engine.rhythm import Rhythm
 sizes = st.integers(1, 97)
 
 
+@settings(deadline=None)
 @given(batch=sizes, every=st.fractions(Fraction(1, 3), 500), total=st.integers(100, 5000))
 def test_every_beat_is_met_exactly_once_whatever_the_batch(batch, every, total):
     rhythm = Rhythm(every, total)

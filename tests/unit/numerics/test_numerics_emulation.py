@@ -139,6 +139,25 @@ def test_a_layer_that_stays_in_fp32_computes_in_fp32_between_two_casts():
     assert not on_grid(gradients["fc.weight"]) and on_grid(gradients["conv1.weight"])
 
 
+def test_the_bookkeeping_of_a_norm_is_not_rounded():
+    """The sums over micro batches go beyond the range of fp16, and the running statistics must not notice."""
+    from convolve.models.batch_norm import BatchNorm2d, settle_batch_norms
+
+    found = []
+    for precision in ("32.32", "16.32"):
+        norm = BatchNorm2d(2)
+        network = nn.Sequential(norm, nn.Flatten())
+        arithmetic = EmulatedArithmetic(build_policy(PrecisionConfig(precision=precision)))
+        arithmetic.attach(network)
+        x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
+        with arithmetic.window(0, 0), arithmetic.micro_batch(0):
+            network(x).sum().backward()
+        settle_batch_norms(network, lambda sums: sums, clean=True)
+        found.append(torch.cat([norm.running_mean, norm.running_var]))
+    assert torch.allclose(found[0], found[1], rtol=1e-3)
+    assert not on_grid(found[1])
+
+
 def test_ascends_lists_decide_by_operation():
     recorder = Recorder()
     network, arithmetic = emulate(recorder, precision_mode="allow_fp32_to_fp16")

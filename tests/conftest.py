@@ -25,7 +25,9 @@ def private_surroundings(tmp_path_factory, monkeypatch):
 def digits_config(folder, **given):
     """A short training on the shipped digits in an exact folder."""
     small = {"dataset": "digits", "epochs": 1, "run_dir": folder, "threads": 1, "curves": False}
-    return resolve("lenet5-mnist", None, {"warmup_epochs": 0, "lr_schedule": "constant", **small, **given}).config
+    return resolve(
+        "lenet5-mnist", None, {"warmup_epochs": 0, "lr_schedule": "constant", "augment": "none", **small, **given}
+    ).config
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_replicas_stopped_by_a_signal_save_once_and_restore_to_the_same_bits(com
     words = [sys.executable, "-m", "convolve", "train", *given, "--run-dir", str(tmp_path / "broken")]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     for line in process.stdout:
-        if "epoch 1." in line:
+        if "epoch 1.5" in line:
             break
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
@@ -97,7 +97,7 @@ def test_a_killed_replica_ends_the_job_and_the_restored_run_has_the_same_bits(co
     words = [sys.executable, "-m", "convolve", "train", *given, "--run-dir", str(tmp_path / "broken")]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     for line in process.stdout:
-        if "epoch 1." in line:
+        if "epoch 1.5" in line:
             break
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
     began = time.perf_counter()

@@ -124,6 +124,7 @@ _KINDS: dict[type[nn.Module], Callable[[Any], str]] = {
     nn.Conv2d: _name_conv,
     nn.Linear: lambda _: "dense",
     BatchNorm2d: lambda _: "batch norm",
+    nn.BatchNorm2d: lambda _: "batch norm",
     nn.GroupNorm: lambda norm: f"group norm {norm.num_groups}",
     nn.LayerNorm: lambda _: "layer norm",
     nn.MaxPool2d: lambda pool: f"max-pool {name_size(pool.kernel_size)}",

@@ -79,7 +79,7 @@ def _help_for(family: Family | None, section: str, name: str, info: FieldInfo) -
 
 def asked_model(arguments: Sequence[str]) -> str | None:
     """The network that `--help` is asked about, if one is named."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if word == "--model":
             return following
         if word.startswith("--model="):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 
 import numpy as np
@@ -65,7 +65,9 @@ class Running:
     def ask(self, method, path, body=None, headers=None):
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.request(method, path, body, headers or {})
+            # A refused body is not read to its end: the answer is there though the sending broke off.
+            with suppress(BrokenPipeError):
+                connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             return response.status, response.read()
         finally:

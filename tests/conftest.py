@@ -1,17 +1,15 @@
 """What tests share: a private cache, small runs on the shipped digits, the `convolve` command as a child process."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from convolve.app import train
 from convolve.app.console import SilentConsole
-from convolve.config.loading import resolve
+from digit_runs import digits_config
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +20,6 @@ def private_surroundings(tmp_path_factory, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def digits_config(folder, **given):
-    """A short training on the shipped digits in an exact folder."""
-    small = {"dataset": "digits", "epochs": 1, "run_dir": folder, "threads": 1, "curves": False}
-    return resolve(
-        "lenet5-mnist", None, {"warmup_epochs": 0, "lr_schedule": "constant", "augment": "none", **small, **given}
-    ).config
-
-
 @pytest.fixture
 def train_digits(tmp_path):
     """Train on the digits in this process and return the report."""
@@ -38,12 +28,6 @@ def train_digits(tmp_path):
         return train.run(digits_config(tmp_path / name, **given), SilentConsole())
 
     return run
-
-
-def weights_hash(run_dir: Path) -> str:
-    """sha256 of the newest checkpoint's weights."""
-    newest = max((run_dir / "checkpoints").glob("step-*"))
-    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import weights_hash
+from digit_runs import weights_hash
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.dist

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import weights_hash
+from digit_runs import weights_hash
 
 OPTIONS = ["--config", "lenet-digits", "--epochs", "3", "--ckpts-per-epoch", "4", "--keep-checkpoints", "3"]
 OPTIONS += ["--logs-per-epoch", "4", "--threads", "1", "--validation-mode", "none", "--no-curves"]

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from test_parity_restore import StoppingConsole
 
-from conftest import digits_config, weights_hash
 from convolve.app import restore, train, validate
 from convolve.app.console import SilentConsole
 from convolve.errors import NumericsError
+from digit_runs import digits_config, weights_hash
 
 EMULATED = {"numerics": "emulated", "batch_size": 150}
 

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from conftest import weights_hash
 from convolve.app import restore, train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import resolve
 from convolve.data.dataset import ignore_progress
 from convolve.data.formats import open_pictures
 from convolve.data.prepare import Options, prepare
+from digit_runs import weights_hash
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from conftest import digits_config, weights_hash
 from convolve.app import restore, train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import parse
+from digit_runs import digits_config, weights_hash
 
 MODELS = {"lenet5": "adam", "lenet-bn": "momentum", "cnn-wide": "sgd", "lenet-sigmoid": "adamw"}
 

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from conftest import digits_config
 from convolve.app import align
 from convolve.app.align import Candidate, Plan, parse_policy
 from convolve.app.console import SilentConsole
 from convolve.app.verdict import judge
 from convolve.errors import ConfigError
 from convolve.numerics.agreement import compare, interval_95
+from digit_runs import digits_config
 
 
 def test_policies_are_said_in_words():

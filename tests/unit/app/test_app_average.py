@@ -5,13 +5,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import digits_config, weights_hash
 from convolve.app import average, restore, train, validate
 from convolve.app.assembly import load_trained
 from convolve.app.average import Recipe
 from convolve.app.console import SilentConsole
 from convolve.checkpoint.store import find, load
 from convolve.errors import CheckpointError, ConfigError
+from digit_runs import digits_config, weights_hash
 
 
 def newest(run_dir):

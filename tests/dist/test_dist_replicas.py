@@ -102,9 +102,9 @@ def test_a_killed_replica_ends_the_job_and_the_restored_run_has_the_same_bits(co
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
     began = time.perf_counter()
     os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
-    process.communicate(timeout=90)
+    process.communicate(timeout=60)
     assert process.returncode != 0
-    assert time.perf_counter() - began < 60
+    assert time.perf_counter() - began < 30
     again = command("restore", tmp_path / "broken")
     assert again.returncode == 0, again.stderr
     assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")

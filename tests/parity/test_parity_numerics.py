@@ -90,8 +90,7 @@ def test_dynamic_scaling_recovers_from_a_scale_that_overflows(train_digits):
 def test_ascends_scaling_recovers_on_a_device_that_saturates(train_digits):
     report = train_digits("run", **OVERFLOWING, iterations=60, device_model="ascend-910")
     skips = events(report, "skipped_step")
-    # Ascend halves the scale after every second overflow.
-    assert len(skips) // 2 == len(events(report, "loss_scale")) > 5
+    assert len(skips) == 2 * len(events(report, "loss_scale")) > 10
     assert report.final_loss < 2.3
 
 

@@ -36,8 +36,10 @@ class SharedSum:
         head, slots = 64 * world, 2 * world * capacity * 4
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), head + slots)
-        # One cache line for each process's turn number.
-        self._turns = np.frombuffer(memory, np.int64, 8 * world)[::8]
+        # One cache line for each process: its turn number and its process id.
+        lines = np.frombuffer(memory, np.int64, 8 * world)
+        self._turns, self._pids = lines[::8], lines[1::8]
+        self._pids[rank] = os.getpid()
         self._slots = torch.from_numpy(
             np.frombuffer(memory, np.float32, 2 * world * capacity, head).reshape(2, world, capacity)
         )
@@ -71,8 +73,17 @@ class SharedSum:
             spins += 1
             if spins > SPINS:
                 time.sleep(5e-5)
+                self._require_alive(turn)
                 if time.perf_counter() > deadline:
                     late = int(self._turns.argmin())
                     raise ParallelError(
                         f"rank {late} has not answered for {PATIENCE_SECONDS:.0f} s; it is gone or stuck"
                     )
+
+    def _require_alive(self, turn: int) -> None:
+        """A process that died never answers; whoever waits for it ends at once."""
+        for rank in np.flatnonzero(self._turns < turn).tolist():
+            try:
+                os.kill(int(self._pids[rank]), 0)
+            except ProcessLookupError:
+                raise ParallelError(f"rank {rank} is gone; go on with `convolve restore`") from None

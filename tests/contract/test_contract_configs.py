@@ -8,37 +8,14 @@ from convolve.app import describe, train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import resolve, shipped
 from convolve.models import registry
+from reduction import reduce_size
 
-SMALL = {"dataset": "digits", "hold_out": 0, "iterations": 3, "warmup_epochs": 0, "curves": False, "report": False}
-# Large configs are stepped with everything as shipped but the size: fewer blocks, four small grey images, one process.
-REDUCED = {
-    "resnet50": "resnet14",
-    "resnext101-32x4d": "resnext50-32x4d",
-    "efficientnet-b4": "efficientnet-cifar",
-    "efficientnet-b0": "efficientnet-cifar",
-    "mobilenet-v3-small": "mobilenet-v3-small",
-    "mobilenet-v3-large": "mobilenet-v3-small",
-    "fastnet": "fastnet",
-    **{name: name for name in ("resnet8-cifar", "resnet20-cifar", "resnext29-cifar", "efficientnet-cifar")},
-}
-ONE_PROCESS = {"batch_size": 4, "gradient_accumulation_count": 1, "replicas": 1, "shards": 1, "iterations": 2}
 NO_FILES = {"checkpoints": False, "validation_mode": "none", "logs": False, "weight_avg_exp": [], "metrics": True}
-
-
-def reduce_size(name):
-    """The options that make a shipped config cheap enough for a test."""
-    config = resolve(name).config
-    if config.model.model not in REDUCED:
-        return {**SMALL, "batch_size": 32, "gradient_accumulation_count": 1}
-    # Emulated 16-bit arithmetic has tests of its own; here it would only cost time.
-    plain = {"precision": "32.32", "enable_half_partials": False, "stochastic_rounding": False, "normalisation": "unit"}
-    small = {**SMALL, **ONE_PROCESS, **NO_FILES, **plain, "model": REDUCED[config.model.model], "device_model": None}
-    return {**small, "epochs_per_ckpt": None, "loss_scaling_rule": "static", "initial_loss_scaling": None}
 
 
 @pytest.mark.parametrize("name", list(shipped()))
 def test_a_shipped_config_trains(name, tmp_path):
-    given = {**reduce_size(name), "run_dir": tmp_path / "run"}
+    given = {**reduce_size(resolve(name).config), **NO_FILES, "run_dir": tmp_path / "run"}
     report = train.run(resolve(name, None, given).config, SilentConsole())
     assert report.steps == given["iterations"]
     assert report.final_loss is not None and math.isfinite(report.final_loss)

@@ -191,7 +191,7 @@ def test_every_verb_has_help(capsys):
         (["data", "burn"], 2, "invalid choice: 'burn'"),
         (["data", "prepare", "here"], 2, "data prepare: give the folder with pictures and a new folder"),
         (["data", "prepare", ".", "new"], 1, ".: no pictures in it; looked for train/"),
-        (["bench", "cpu"], 2, "invalid choice: 'cpu'"),
+        (["bench", "cpu"], 2, "bench cpu: no such part"),
         (["train", "--mixup-alpha", "1", "--batch-size", "1"], 2, "batch-size=1 with mixup: a step needs 2 samples"),
         (["train", "--dataset", "pictures"], 1, "dataset=pictures: no pictures found in no folder"),
         (["configs", "nothing"], 2, "config 'nothing' is not known"),

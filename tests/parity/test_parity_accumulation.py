@@ -15,6 +15,19 @@ def weights(report):
         pytest.param({"model": "lenet5", "optimiser": "momentum", "iterations": 26}, 1e-6, id="a whole epoch"),
         pytest.param({"model": "cnn-wide", "optimiser": "sgd", "iterations": 3}, 1e-6, id="dropout"),
         pytest.param(
+            {
+                "model": "efficientnet-cifar",
+                "norm_type": "group",
+                "groups": 4,
+                "dropout_rate": 0.0,
+                "block_survival_prob": 1.0,
+                "optimiser": "momentum",
+                "iterations": 3,
+            },
+            2e-6,
+            id="group norm",
+        ),  # fmt: skip
+        pytest.param(
             {"model": "lenet5", "optimiser": "adam", "iterations": 26, "learning_rate": 1e-3}, 1e-4, id="adam"
         ),
     ],

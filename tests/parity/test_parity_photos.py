@@ -5,21 +5,26 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
 from convolve.app import restore, train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import resolve
+from convolve.config.schema import DataConfig
 from convolve.data.dataset import ignore_progress
+from convolve.data.feeding import fit_input, open_train_loader
 from convolve.data.formats import open_pictures
 from convolve.data.prepare import Options, prepare
+from convolve.data.resizing import resize_by_torch
 from digit_runs import weights_hash
+from record_files import write_imagenet, write_tfds
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Small smooth pictures of three classes, as folders, tars and a raw store."""
+    """Small smooth pictures of three classes in every format."""
     root = tmp_path_factory.mktemp("photos")
     for split, count in (("train", 40), ("val", 12)):
         for number in range(count):
@@ -31,7 +36,14 @@ def photos(tmp_path_factory):
     dataset = open_pictures(root / "folder", "folder", ignore_progress)
     prepare(dataset, root / "tar", Options("webdataset", shard_samples=7), 2, ignore_progress)
     prepare(dataset, root / "raw", Options("raw", size=80), 2, ignore_progress)
+    train_samples, test_samples = (listed(split) for split in (dataset.train, dataset.test))
+    write_imagenet(root / "tfrecord", train_samples, test_samples, shards=3)
+    write_tfds(root / "tfds", train_samples, test_samples, shards=2)
     return root
+
+
+def listed(gallery):
+    return [(gallery.source.read(row), label) for row, label in enumerate(gallery.labels.tolist())]
 
 
 def config(photos, kind, folder, **given):
@@ -45,12 +57,47 @@ def losses(folder):
         return [row["loss"] for row in csv.DictReader(file)]
 
 
+FORMATS = {
+    "folder": "folders",
+    "tar": "WebDataset",
+    "tfrecord": "ImageNet TFRecord",
+    "tfds": "TFDS",
+    "raw": "raw store",
+}
+
+
 def test_every_format_learns_the_same_from_the_same_pictures(photos, tmp_path):
     """The raw store too, where pictures are stored at their own size and none is large enough to be decoded smaller."""
-    for kind in ("folder", "tar", "raw"):
+    for kind, told in FORMATS.items():
+        assert open_pictures(photos / kind, "x", ignore_progress).origin == f"x ({told})"
         train.run(config(photos, kind, tmp_path / kind), SilentConsole())
-    assert losses(tmp_path / "folder") == losses(tmp_path / "tar") == losses(tmp_path / "raw")
-    assert len({weights_hash(tmp_path / kind) for kind in ("folder", "tar", "raw")}) == 1
+    assert len({tuple(losses(tmp_path / kind)) for kind in FORMATS}) == 1
+    assert len({weights_hash(tmp_path / kind) for kind in FORMATS}) == 1
+
+
+def test_every_format_offers_the_same_samples_in_the_same_order(photos):
+    """The first epoch, seen through the loader: labels and augmented bytes."""
+
+    def epoch(kind):
+        gallery = open_pictures(photos / kind, "x", ignore_progress).train
+        data = DataConfig(image_size=48, workers=1)
+        loader = open_train_loader(gallery, fit_input(gallery, data), torch.device("cpu"), data)
+        windows = loader.windows(3, 0, (8, 8))
+        batches = [batch for _ in range(5) for batch in next(windows).batches]
+        return torch.cat([batch.labels for batch in batches]), torch.cat([batch.images for batch in batches])
+
+    labels, images = epoch("folder")
+    assert labels.bincount().tolist() == [14, 13, 13] and labels.tolist() != sorted(labels.tolist())
+    for kind in FORMATS:
+        other_labels, other_images = epoch(kind)
+        assert torch.equal(labels, other_labels) and torch.equal(images, other_images), kind
+
+
+def test_without_a_compiler_the_same_is_learned(photos, tmp_path, monkeypatch):
+    train.run(config(photos, "folder", tmp_path / "native"), SilentConsole())
+    monkeypatch.setattr("convolve.data.decode.resize", resize_by_torch)
+    train.run(config(photos, "folder", tmp_path / "torch"), SilentConsole())
+    assert weights_hash(tmp_path / "native") == weights_hash(tmp_path / "torch")
 
 
 def test_threads_and_cache_do_not_change_a_bit_of_the_weights(photos, tmp_path):

@@ -64,7 +64,7 @@ def test_the_log_files_of_a_restored_run_read_like_an_unbroken_one(train_digits,
 def test_a_finished_run_can_be_extended(train_digits):
     short = train_digits("short", epochs=1, batch_size=100)
     long = train_digits("long", epochs=2, batch_size=100)
-    extended = restore.run(short.run_dir, SilentConsole(), epochs=2)
+    extended = restore.run(short.run_dir, SilentConsole(), restore.Changes(epochs=2))
     assert extended.steps == long.steps
     # The schedule is constant here, so a longer plan does not change the steps already made.
     assert weights_hash(extended.run_dir) == weights_hash(long.run_dir)

@@ -158,7 +158,7 @@ def _walk(candidate: Candidate, reference: Config, other: Config, material: Any,
 def _train(candidate: Candidate, config: Config, seed: int, folder: Path, console: Console) -> None:
     slug = candidate.name.replace(":", "-")
     values = {**config.values(), "seed": seed, "run_dir": folder / f"{slug}-seed{seed}"}
-    if seed == config.run.seed:
+    if seed == config.run.seed and config.precision.numerics != "native":
         values["survey_freq"] = values["survey_freq"] or _survey_freq(config)
     one = build(values, name=config.name)
     console.say(f"train {candidate.name}, seed {seed}")

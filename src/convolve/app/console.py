@@ -1,5 +1,6 @@
 """What the application says while it works; the command line renders it, a program may ignore it."""
 
+import os
 from typing import Protocol
 
 from convolve.parallel.team import Team
@@ -57,5 +58,5 @@ class SilentConsole:
 
 
 def console_of(team: Team, console: Console) -> Console:
-    """The first process speaks for all of them."""
-    return console if team.first else SilentConsole()
+    """The first process speaks for all of them, unless everybody was asked to."""
+    return console if team.first or "CONVOLVE_ALL_OUTPUT" in os.environ else SilentConsole()

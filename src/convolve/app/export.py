@@ -14,6 +14,7 @@ from convolve.app.console import Console
 from convolve.app.samples import each_test_batch, open_material, training_pixels
 from convolve.checkpoint.store import CHECKPOINTS_FOLDER
 from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.models.folding import fold_batch_norms
 from convolve.serving.card import Card, choose_fit
 from convolve.serving.classifier import Classifier
 from convolve.serving.exported import FORMATS, Logits, Pixels, Runner, open_export, read_weights, write_export
@@ -52,16 +53,22 @@ def card_of(trained: Trained) -> Card:
     )
 
 
+def classifier_of(trained: Trained, name: str) -> Classifier:
+    """What a format holds: a graph with folded batch norms, or the weights as they were trained."""
+    network = fold_batch_norms(trained.network) if FORMATS[name].has_graph else trained.network
+    return Classifier(network, trained.transform)
+
+
 def run(path: Path, name: str, console: Console, *, output: Path | None = None, int8: bool = False) -> ExportReport:
     """Export the checkpoint that a path means. The file gets its name only after its answers were compared."""
     began = time.perf_counter()
-    name = _check_format(name, int8)
+    name = _check_format(name, int8, output)
     checkpoint = choose_checkpoint(path)
     trained = load_trained(checkpoint, where="cpu")
     target = output or _default_target(checkpoint, name, int8)
     draft = target.with_name(f"draft-{os.getpid()}-{target.name}")
     console.say(f"exporting {trained.config.model.model} of {checkpoint} as {name}{' in int8' if int8 else ''}")
-    classifier, card = Classifier(trained.network, trained.transform), card_of(trained)
+    classifier, card = classifier_of(trained, name), card_of(trained)
     _make_folder(target)
     try:
         write_export(name, classifier, card, draft)
@@ -84,12 +91,16 @@ def _make_folder(target: Path) -> None:
         raise ConvolveError(f"{target}: cannot be written ({error.strerror}); choose another --output") from error
 
 
-def _check_format(name: str, int8: bool) -> str:
+def _check_format(name: str, int8: bool, output: Path | None) -> str:
     name = ALIASES.get(name, name)
     if name not in FORMATS:
         raise ConfigError(f"--format {name}: no such format; {suggest(name, [*FORMATS, *ALIASES])}")
     if int8 and name != "onnx":
         raise ConfigError(f"--int8 with --format {name}: eight-bit files are ONNX; use --format onnx")
+    if name == "aoti" and output is not None and output.suffix != ".pt2":
+        raise ConfigError(
+            f"--output {output}: a package of machine code must end in .pt2, or torch refuses it; rename it"
+        )
     return name
 
 
@@ -113,7 +124,7 @@ def reference_runner(trained: Trained) -> Runner:
 
 def _prove(name: str, draft: Path, trained: Trained, target: Path) -> Proof:
     channels, height, width = trained.transform.shape
-    if name == "safetensors":
+    if not FORMATS[name].has_graph:
         return _prove_weights(draft, trained)
     runner, _ = open_export(name, draft)
     proof = compare(runner, reference_runner(trained), sample_pixels(height, width, channels))

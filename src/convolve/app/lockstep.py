@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from convolve.app.assembly import Material, build_network
 from convolve.app.numerics import prepare_numerics
 from convolve.config import Config
-from convolve.engine.executor import WholeExecutor
+from convolve.engine.executor import Setting, WholeExecutor
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
@@ -54,7 +54,7 @@ class Walker:
         )
         schedule = build_schedule(config.schedule, optim.learning_rate, Span(self.total, epoch))
         loss = CrossEntropy(optim.label_smoothing, optim.label_smoothing_over)
-        executor = WholeExecutor(model, loss, NullTally(), config.run.seed, numerics.arithmetic)
+        executor = WholeExecutor(model, loss, NullTally(), Setting(config.run.seed, numerics.arithmetic))
         self.parts = StepParts(schedule, executor, self._see_gradients, config.run.seed)
         for name, block in model.blocks.items():
             block.register_forward_hook(self._see_activation(name))

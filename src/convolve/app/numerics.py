@@ -13,8 +13,8 @@ from convolve.numerics.arithmetic import Arithmetic
 from convolve.numerics.choice import Choice, build_arithmetic, choose
 from convolve.numerics.diagnostics import OverflowDump, StepDump, Survey, Trap, Watchers, parse_steps
 from convolve.numerics.emulation import Watcher
-from convolve.numerics.formats import FP16, FP32
-from convolve.numerics.scaling import Scaler, build_scaler
+from convolve.numerics.formats import FP16, FP32, Format
+from convolve.numerics.scaling import Agree, Scaler, alone, build_scaler
 
 DUMP_FOLDER = "dumps"
 
@@ -40,13 +40,16 @@ class Numerics:
         }
 
 
-def prepare_numerics(config: Config, where: torch.device, folder: Path, tell: Tell, span: tuple[int, int]) -> Numerics:
+def prepare_numerics(
+    config: Config, where: torch.device, folder: Path, tell: Tell, span: tuple[int, int], agree: Agree = alone
+) -> Numerics:
     """The numerics that a config asks for; `tell` gets events, `span` is the run and one epoch in samples."""
     precision = config.precision
     watched = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
     choice = choose(precision, where, watched=watched)
     watcher = Watchers(_watchers(config, choice, folder / DUMP_FOLDER, tell))
-    return Numerics(choice, build_arithmetic(choice, where, watcher), build_scaler(precision, choice.policy, span))
+    scaler = build_scaler(precision, choice.policy, span, agree)
+    return Numerics(choice, build_arithmetic(choice, where, watcher), scaler)
 
 
 def compute_like_training(config: Config, network: nn.Module, where: torch.device) -> None:
@@ -62,12 +65,17 @@ def _watchers(config: Config, choice: Choice, folder: Path, tell: Tell) -> list[
     if precision.data_dump_step:
         found.append(StepDump(folder, parse_steps(precision.data_dump_step)))
     if precision.survey_freq:
-        compute = choice.policy.compute
-        target = FP16 if compute is FP32 else compute
-        found.append(
-            Survey(precision.survey_freq, target, lambda step, layers: tell("survey", step=step, layers=layers))
-        )
+        found.append(_survey(precision.survey_freq, choice.policy.compute, tell))
     if choice.policy.exceptions:
         # Last, so that the dumps are written before it ends the run.
         found.append(Trap())
     return found
+
+
+def _survey(every: int, compute: Format, tell: Tell) -> Survey:
+    """A survey by the format computed in; in fp32, by the one that somebody might go to."""
+    target = FP16 if compute is FP32 else compute
+    limits = (1 - target.bias - target.mantissa_bits, 1 - target.bias, target.bias)
+    return Survey(
+        every, target, lambda step, layers: tell("survey", step=step, format=target.name, limits=limits, layers=layers)
+    )

@@ -1,7 +1,7 @@
 """`convolve predict`: classify pictures with a trained network."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -16,6 +16,7 @@ from convolve.app.export import card_of
 from convolve.data.pictures import read_picture
 from convolve.engine.evaluation import evaluating
 from convolve.errors import ConvolveError, DataError
+from convolve.models.folding import fold_batch_norms
 from convolve.report.lines import replace_file
 from convolve.serving.gradcam import explain, paint
 from convolve.serving.intake import fit_picture
@@ -66,6 +67,7 @@ def run(
         explain_dir: folder for pictures that show where the network found its evidence (Grad-CAM).
     """
     trained = load_trained(choose_checkpoint(run))
+    trained = replace(trained, network=fold_batch_norms(trained.network))
     pictures = list_pictures(paths)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []

@@ -21,6 +21,7 @@ from convolve.report.calibration import calibrate
 from convolve.report.evidence import Collector, Evidence
 from convolve.report.html import RunStory, render, report_path
 from convolve.report.lines import replace_file
+from convolve.report.numbers import read_numbers
 from convolve.report.summary import SUMMARY_FILE
 from convolve.report.tables import Points, read_points
 from convolve.report.wording import timestamp
@@ -103,7 +104,8 @@ def _tell(folder: Path, evidence: Evidence | None, environment: dict[str, Any]) 
         curves[f"validation {column}"] = read_points(validation, column)
     facts = {**_start_facts(folder), **environment}
     text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
-    return RunStory(folder.resolve().name, curves, _read_json(folder / SUMMARY_FILE), text, facts, evidence)
+    figures, numbers = _read_json(folder / SUMMARY_FILE), read_numbers(folder / EVENTS_FILE)
+    return RunStory(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
 
 
 def _figures(story: RunStory) -> RunFigures:

@@ -1,12 +1,16 @@
 """`convolve restore`: go on with a run exactly where it stopped."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from convolve.app.console import Console, console_of
+from convolve.app.sameness import require_same_start
 from convolve.app.training import CONFIG_FILE, Training, TrainReport, extend
 from convolve.config import Config
-from convolve.config.loading import parse
-from convolve.errors import CheckpointError
+from convolve.config.loading import build, parse
+from convolve.errors import CheckpointError, ConfigError
 from convolve.parallel.team import open_team
 from convolve.report.tables import rewind
 
@@ -21,10 +25,38 @@ def read_config(folder: Path) -> Config:
         ) from None
 
 
-def run(folder: Path, console: Console, *, epochs: float | None = None, iterations: int | None = None) -> TrainReport:
-    """Restore the newest good checkpoint and train on; a longer `epochs` or `iterations` extends a finished run."""
-    config = extend(read_config(folder), epochs, iterations)
+@dataclass(frozen=True)
+class Changes:
+    """What may differ when a run goes on: its length, and how it is laid out over processes."""
+
+    epochs: float | None = None
+    iterations: int | None = None
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+
+    def apply(self, config: Config) -> Config:
+        """The config of the run from now on; the global batch stays what it was."""
+        changed = extend(config, self.epochs, self.iterations)
+        if not self.parallel:
+            return changed
+        values = {**changed.values(), **self.parallel}
+        if "shards" in self.parallel and "pipeline_splits" not in self.parallel:
+            values["pipeline_splits"] = ("auto",)
+        micro_batches = config.optim.gradient_accumulation_count * config.parallel.replicas
+        replicas = build(values, name=config.name).parallel.replicas
+        if micro_batches % replicas:
+            raise ConfigError(
+                f"replicas={replicas}: a step of this run has {micro_batches} micro batches, which so many replicas "
+                f"cannot share evenly; choose a divisor of {micro_batches}"
+            )
+        values["gradient_accumulation_count"] = micro_batches // replicas
+        return build(values, name=config.name)
+
+
+def run(folder: Path, console: Console, changes: Changes | None = None) -> TrainReport:
+    """Restore the newest good checkpoint and train on, with changes of length or layout."""
+    config = (changes or Changes()).apply(read_config(folder))
     with open_team(config.parallel) as team:
+        require_same_start(team, config)
         console = console_of(team, console)
         training = Training(config, folder, console, team)
         path = training.resume()

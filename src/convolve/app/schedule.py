@@ -5,7 +5,9 @@ from pathlib import Path
 
 from convolve.app.describe import known_dataset
 from convolve.app.training import CONFIG_FILE, plan_samples
+from convolve.config import Config
 from convolve.config.loading import parse, resolve
+from convolve.data.feeding import count_used
 from convolve.optim.schedules import Span, build_schedule
 
 POINTS = 201
@@ -29,14 +31,22 @@ def trace_schedule(what: str, *, config_path: Path | None = None) -> Curve:
     """The learning-rate curve of a named config, or of a run folder."""
     stored = Path(what) / CONFIG_FILE
     if stored.is_file():
-        config = parse(stored.read_text(encoding="utf-8"), str(stored))
-    else:
-        config = resolve(what, config_path).config
-    entry = known_dataset(config)
-    per_epoch = entry.train_count if entry else UNKNOWN_COUNT
+        return trace(parse(stored.read_text(encoding="utf-8"), str(stored)))
+    return trace(resolve(what, config_path).config)
+
+
+def trace(config: Config) -> Curve:
+    """The learning-rate curve of a config."""
+    per_epoch = count_samples(config)
     total = plan_samples(config, per_epoch)
     peak = config.settled_optim().learning_rate
     rate = build_schedule(config.schedule, peak, Span(total, per_epoch))
     places = [round(total * index / (POINTS - 1)) for index in range(POINTS)]
     points = tuple((place / per_epoch, rate(place)) for place in places)
     return Curve(config.name, config.schedule.lr_schedule, peak, total / per_epoch, config.global_batch_size, points)
+
+
+def count_samples(config: Config) -> int:
+    """Training samples in an epoch, as far as they are known without the data."""
+    entry = known_dataset(config)
+    return count_used(entry.train_count if entry else UNKNOWN_COUNT, config.data)

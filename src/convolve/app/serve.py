@@ -13,6 +13,7 @@ from convolve.app.export import card_of
 from convolve.checkpoint.manifest import MANIFEST_FILE
 from convolve.checkpoint.store import CHECKPOINTS_FOLDER
 from convolve.errors import ConfigError, ExtraError
+from convolve.models.folding import fold_batch_norms
 from convolve.serving.model import Model, Reload
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -67,7 +68,7 @@ def make_reload(name: str, folder: Path, threads: int | None = None) -> Reload:
             return None
         trained = load_trained(path)
         _set_threads(threads)
-        model = Model(name, path.name, card_of(trained), trained.network)
+        model = Model(name, path.name, card_of(trained), fold_batch_norms(trained.network))
         model.warm_up()
         known = mark
         return model

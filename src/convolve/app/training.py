@@ -15,28 +15,31 @@ from convolve.app.assembly import VALID_BATCH, Material, build_network, gather_m
 from convolve.app.average import average_at_end
 from convolve.app.console import Console
 from convolve.app.describe import write_svg
-from convolve.app.numerics import Numerics, prepare_numerics
+from convolve.app.layout import take_place
+from convolve.app.numerics import Numerics, compute_like_training, prepare_numerics
 from convolve.app.report import write_training_report
 from convolve.app.validate import validate_checkpoints
+from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store
 from convolve.config import Config
 from convolve.config.loading import dump
 from convolve.data.loader import Part
-from convolve.engine.actions import Clock, LogAction, SaveAction, ValidateAction
+from convolve.engine.actions import Clock, LogAction, SaveAction, SyncAction, ValidateAction
 from convolve.engine.averager import RunningAverage
-from convolve.engine.executor import WholeExecutor
+from convolve.engine.executor import Executor, Setting, StageExecutor, WholeExecutor
 from convolve.engine.loop import Action, fit
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.rhythm import Rhythm
 from convolve.engine.scalelog import ScaleAction
-from convolve.engine.state import TrainState
+from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts, clip_nothing, clip_to
 from convolve.engine.stopping import stop_on_signals
-from convolve.engine.tally import Counts, MetricTally, NullTally
+from convolve.engine.tally import Counts, MetricTally, NullTally, Tally
 from convolve.models.anatomy import describe
+from convolve.models.network import Network
 from convolve.optim.optimisers import build_optimiser
 from convolve.optim.schedules import Span, build_schedule
-from convolve.parallel.team import Team
+from convolve.parallel.team import Synchroniser, Team
 from convolve.report.curves import draw_curves
 from convolve.report.records import RunInfo
 from convolve.report.summary import case_name, write_summary
@@ -91,10 +94,14 @@ class Training:
         model = build_network(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
         if not self.store.paths():
             give_first_weights(model, config, self.loader, console)
-        self.state = TrainState(model, build_optimiser(model, config.settled_optim()))
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.place = take_place(model, config, team)
+        optimiser = build_optimiser(self.place.part, config.settled_optim(), self.place.layout.ownership.owns)
+        self.state = TrainState(self.place.part, optimiser, layout=self.place.layout)
         if config.optim.ema_decay is not None:
-            self.state.averager = RunningAverage(model, config.optim.ema_decay)
+            self.state.averager = RunningAverage(self.place.part, config.optim.ema_decay)
         self.numerics = self._begin_numerics()
+        self.trained: Network = self.place.part
         self.writer: Writer = Writers([])
         self.best_accuracy = -1.0
         self.earlier_seconds = 0.0
@@ -108,6 +115,7 @@ class Training:
             self.folder,
             lambda kind, **facts: self.writer.event(kind, **facts),
             (self.total, len(self.loader)),
+            self.team.agree,
         )
         self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
         numerics.arithmetic.attach(self.state.model)
@@ -120,7 +128,7 @@ class Training:
             return
         (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
         if self.config.log.draw_graph:
-            write_svg(describe(self.config.model.model, self.state.model), self.folder / GRAPH_FILE)
+            write_svg(describe(self.config.model.model, self._build_whole()), self.folder / GRAPH_FILE)
 
     def resume(self) -> Path:
         """Become what the newest good checkpoint holds, and return its path."""
@@ -149,6 +157,7 @@ class Training:
             sizes = (optim.batch_size, self.config.global_batch_size)
             windows = self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
             fit(self.state, windows, actions.parts, actions.in_order(), self.total, request)
+        self.trained = self._gather_whole()
         stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronise.stop_agreed else None)
         if stopped_by is not None:
             return self._report(actions, None, stopped_by)
@@ -158,7 +167,6 @@ class Training:
         return self._report(actions, test, None)
 
     def _announce(self) -> None:
-        parameters = sum(parameter.numel() for parameter in self.state.model.parameters())
         self.writer.start(
             RunInfo(
                 name=self.folder.name,
@@ -166,7 +174,7 @@ class Training:
                 config=self.config.values(),
                 facts={
                     "model": self.config.model.model,
-                    "parameters": parameters,
+                    "parameters": self.parameters,
                     "dataset": self.material.dataset.name,
                     "training_images": len(self.loader),
                     "device": str(self.material.device),
@@ -187,8 +195,8 @@ class Training:
         synchronise = self.team.synchroniser(self.state.model)
         schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, Span(self.total, per_epoch))
         loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
-        executor = WholeExecutor(self.state.model, loss, tally, config.run.seed, self.state.arithmetic, synchronise)
-        clip = clip_nothing if config.optim.clip_norm is None else clip_to(config.optim.clip_norm)
+        executor = self._executor(loss, tally, synchronise)
+        clip = clip_nothing if config.optim.clip_norm is None else clip_to(config.optim.clip_norm, self.team)
         clock = Clock(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
         log = LogAction(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
         validate = ValidateAction(
@@ -199,6 +207,7 @@ class Training:
             self.writer,
             clock,
             self.team,
+            self.place.pipeline.infer if self.place.pipeline else None,
         )
         save = SaveAction(
             self._rhythm_of_checkpoints(),
@@ -207,11 +216,23 @@ class Training:
             validate.latest,
             self.writer,
             clock,
+            self.team,
             self.best_accuracy,
         )
-        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise)
+        ownership = self.place.layout.ownership
+        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise, ownership)
+        every = config.parallel.epochs_per_sync
+        sync = SyncAction(Rhythm(Fraction(every) * per_epoch if every else None, self.total), self.team)
         scale = ScaleAction(self.writer, self.state.scaler)
-        return Actions(parts, scale, log, validate, save, config, self.console, self.total, self.team.first)
+        return Actions(parts, [_Progress(self.console, self.total), scale, sync], log, validate, save, config)
+
+    def _executor(self, loss: CrossEntropy, tally: Tally, synchronise: Synchroniser) -> Executor:
+        config, pipeline = self.config, self.place.pipeline
+        shift = self.team.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
+        setting = Setting(config.run.seed, self.state.arithmetic, synchronise, shift)
+        if pipeline is None:
+            return WholeExecutor(self.state.model, loss, tally, setting)
+        return StageExecutor(self.state.model, loss, tally, setting, pipeline)
 
     def _rhythm_of_logs(self) -> Rhythm:
         log = self.config.log
@@ -270,8 +291,23 @@ class Training:
             if self.config.log.curves and self.config.log.metrics:
                 draw_curves(self.folder)
             if self.config.log.report and stopped_by is None:
-                write_training_report(self.folder, self.state.model, self.material, evaluated=test is not None)
+                write_training_report(self.folder, self.trained, self.material, evaluated=test is not None)
         return report
+
+    def _build_whole(self) -> Network:
+        """The network with all stages, and weights of its own."""
+        classes = len(self.material.dataset.classes)
+        return build_network(self.config, self.material.transform, classes, self.material.device)
+
+    def _gather_whole(self) -> Network:
+        """The trained network; at the first process also where the others hold stages of it."""
+        tensors = self.team.collect(self.state.model.state_dict())
+        if self.place.pipeline is None or not self.team.first:
+            return self.state.model
+        whole = self._build_whole()
+        load_weights(whole, Snapshot({"model": tensors}, {}))
+        compute_like_training(self.config, whole, self.material.device)
+        return whole
 
     def _tell_of_data(self, throughput: Throughput) -> None:
         """Say whether the network had to wait for its input, and list the samples that were left out."""
@@ -316,21 +352,18 @@ class Actions:
     """The actions of a run, and which of them the config asks for."""
 
     parts: StepParts
-    scale: ScaleAction
+    always: list[Action]
     log: LogAction
     validate: ValidateAction
     save: SaveAction
     config: Config
-    console: Console
-    total: int
-    saves: bool
 
     def in_order(self) -> list[Action]:
         """Progress, log, validate, save: a checkpoint carries the validation of its own step."""
-        chosen: list[Action] = [_Progress(self.console, self.total), self.scale, self.log]
+        chosen: list[Action] = [*self.always, self.log]
         if self.config.run.validation_mode == "during":
             chosen.append(self.validate)
-        if self.config.run.checkpoints and self.saves:
+        if self.config.run.checkpoints:
             chosen.append(self.save)
         return chosen
 

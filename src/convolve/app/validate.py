@@ -1,5 +1,6 @@
 """`convolve validate`: accuracy of stored checkpoints on every test image."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from convolve import device
@@ -39,15 +40,30 @@ def validate_checkpoints(folder: Path, paths: list[Path], material: Material, wr
     return records
 
 
-def run(path: Path, console: Console, *, every: bool = False) -> list[ValidRecord]:
-    """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order."""
+def _as_asked(trained: Trained, data_dir: Path | None, batch_size: int | None) -> Trained:
+    """The same network, told where its data lie now and how many samples to take in one pass."""
+    config = trained.config
+    data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
+    optim = config.optim if batch_size is None else config.optim.model_copy(update={"valid_batch_size": batch_size})
+    return replace(trained, config=config.model_copy(update={"data": data, "optim": optim}))
+
+
+def run(
+    path: Path, console: Console, *, every: bool = False, data_dir: Path | None = None, batch_size: int | None = None
+) -> list[ValidRecord]:
+    """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
+
+    Args:
+        data_dir: where the data lie, if no longer where they were in training.
+        batch_size: samples in one pass, if not as the config says.
+    """
     paths = find(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
     records = []
     material: Material | None = None
     for number, one in enumerate(chosen):
         console.progress("validate", number, len(chosen))
-        trained = load_trained(one)
+        trained = _as_asked(load_trained(one), data_dir, batch_size)
         if material is None:
             dataset = load_dataset(trained.config, console)
             if dataset.classes != trained.classes:

@@ -6,6 +6,7 @@ from pathlib import Path
 from convolve import device
 from convolve.cli.flags import Parser
 from convolve.cli.output import print_json
+from convolve.config.programs import translate_program
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -29,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--filename", metavar="NAME", help="name of the average; unset: made of the above")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
+    options = parser.parse(translate_program("average", arguments))
     if (options.count is not None and options.count < 1) or options.discard_last < 0 or not 0 <= options.decay < 1:
         parser.error("-N begins at 1, --discard-last at 0, and --decay lies between 0 and 1")
 

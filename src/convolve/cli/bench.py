@@ -1,50 +1,24 @@
-"""`convolve bench`."""
+"""`convolve bench`: finds the part that is to be measured."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from importlib import import_module
 
-from convolve import device
-from convolve.cli.flags import Parser, add_config_flags, given_values
-from convolve.cli.output import print_json
-from convolve.config.loading import resolve
-from convolve.config.spellings import translate
+from convolve.errors import ConfigError, suggest
 
-DEFAULT_CONFIG = "lenet-mnist"
+PARTS = {
+    "data": "the input alone, without a network",
+    "infer": "answers of a network: as it is, with folded norms, exported, in eight bits",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure one part of a training alone."""
-    parser = Parser(prog="convolve bench", description="Measure one part of a training alone; `data`: its input.")
-    parser.add_argument("part", choices=PARTS, help="what to measure")
-    parser.add_argument("--images", type=int, default=2000, metavar="N", help="training samples to read [2000]")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    add_config_flags(parser)
-    options = parser.parse(translate(arguments))
-    given = given_values(options)
-    chosen = options.config or (None if "model" in given else DEFAULT_CONFIG)
-    path = Path(options.config_path) if options.config_path else None
-    config = resolve(chosen, path, given).config
-    device.prepare()
-    from convolve.app import bench
-    from convolve.cli.console import PlainConsole, open_console
-
-    console = PlainConsole() if options.json else open_console()
-    speed = bench.run_data(config, console, images=options.images)
-    console.close()
-    if options.json:
-        print_json(speed)
-        return 0
-    print(
-        f"{speed.dataset} ({speed.origin}), {speed.image_size} px, batches of {speed.batch_size}, "
-        f"{speed.workers} threads: {speed.images_per_second:,.0f} images/s, "
-        f"{speed.images_per_second_per_core:,.0f} per core"
-    )
-    verdict = "training would wait for data" if speed.starved else "training would not wait for data"
-    print(
-        f"{speed.model} consumes {speed.model_images_per_second:,.0f} images/s, the loader delivers "
-        f"{speed.images_per_second:,.0f}: {verdict}"
-    )
-    return 0
-
-
-PARTS = ("data",)
+    """Measure one part alone."""
+    part = arguments[0] if arguments else "--help"
+    if part in ("-h", "--help"):
+        print("usage: convolve bench PART [options]     convolve bench PART --help tells more\n")
+        print("\n".join(f"  {name:<10} {what}" for name, what in PARTS.items()))
+        raise SystemExit(0)
+    if part not in PARTS:
+        raise ConfigError(f"bench {part}: no such part; {suggest(part, PARTS)}")
+    code: int = import_module(f"convolve.cli.bench_{part}").run(arguments[1:])
+    return code

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from convolve.cli.flags import Parser
 from convolve.cli.output import print_json, print_table, size
+from convolve.config.programs import translate_program
 
 SHOWN_FINDINGS = 50
 
@@ -23,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     group.add_argument("--shard-samples", type=int, default=1000, metavar="N", help="pictures in each tar [1000]")
     group.add_argument("--workers", type=int, metavar="N", help="threads; never changes the result")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
+    options = parser.parse(translate_program("data", arguments))
     if options.action != "list" and options.name is None:
         parser.error(f"data {options.action}: name a data set; `convolve data list` shows them")
     if options.action == "prepare":

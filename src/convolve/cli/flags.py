@@ -3,14 +3,18 @@
 import argparse
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from convolve.config import Config
 from convolve.config.families import EVERY_MODEL, Family, family_of
-from convolve.config.loading import flag_name
+from convolve.config.loading import flag_name, resolve
 from convolve.config.schema import SECTION_OF, SECTIONS, fields
 from convolve.errors import ConfigError, suggest
+
+DEFAULT_CONFIG = "lenet-mnist"
 
 
 class Parser(argparse.ArgumentParser):
@@ -107,17 +111,27 @@ def add_config_flags(parser: Parser, model: str | None = None) -> None:
     family = family_of(model) if first and model else None
     groups = {name: parser.add_argument_group(name, kind.__doc__) for name, kind in SECTIONS.items()}
     for section, name, info in fields():
-        kind, _ = _plain(info.annotation)
-        text = _help_for(family, section, name, info)
-        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-        group = first.get(name, groups[section])
-        flag = f"--{flag_name(name)}"
-        if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-        elif get_origin(kind) is tuple:
-            group.add_argument(flag, nargs="+", metavar="X", **common)
-        else:
-            group.add_argument(flag, metavar=_metavar(kind), **common)
+        _add_flag(first.get(name, groups[section]), name, info, _help_for(family, section, name, info))
+
+
+def add_section_flags(parser: Parser, section: str) -> None:
+    """The knobs of one section."""
+    group = parser.add_argument_group(section, SECTIONS[section].__doc__)
+    for owner, name, info in fields():
+        if owner == section:
+            _add_flag(group, name, info, _help(info))
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, info: FieldInfo, text: str) -> None:
+    kind, _ = _plain(info.annotation)
+    common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+    flag = f"--{flag_name(name)}"
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+    elif get_origin(kind) is tuple:
+        group.add_argument(flag, nargs="+", metavar="X", **common)
+    else:
+        group.add_argument(flag, metavar=_metavar(kind), **common)
 
 
 def given_values(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -131,3 +145,10 @@ def given_values(namespace: argparse.Namespace) -> dict[str, Any]:
                 value = [item for word in value for item in str(word).split(",") if item]
             given[name] = None if optional and value == "none" else value
     return given
+
+
+def read_config(namespace: argparse.Namespace) -> Config:
+    """The config that flags mean: the one named, else the flags' own network, else the default job."""
+    given = given_values(namespace)
+    chosen = namespace.config or (None if "model" in given else DEFAULT_CONFIG)
+    return resolve(chosen, Path(namespace.config_path) if namespace.config_path else None, given).config

@@ -10,6 +10,7 @@ from convolve.parallel.topology import speaks
 
 VERBS = {
     "train": "train a network; without arguments, LeNet on MNIST",
+    "launch": "train on many hosts, and go on after a failure",
     "restore": "go on with a run exactly where it stopped",
     "validate": "test accuracy of stored checkpoints",
     "predict": "classify pictures with a trained network",
@@ -21,10 +22,13 @@ VERBS = {
     "align": "train one config in several number formats and see where they part",
     "configs": "list the named configs, or show one",
     "data": "list, fetch, check or prepare data sets",
-    "bench": "measure one part alone: data",
+    "bench": "measure one part alone: data, infer",
+    "plan": "memory, timetable and speed of a training on devices that need not be there",
     "describe": "layer table and drawing of a network",
     "doctor": "what works on this machine and what does not",
 }
+
+ALSO = {"infer-bench": ("bench", "infer")}
 
 
 def _usage() -> str:
@@ -43,6 +47,8 @@ def _usage() -> str:
 def dispatch(arguments: Sequence[str]) -> int:
     """Run one verb and return the exit code."""
     verb = arguments[0] if arguments else "--help"
+    if verb in ALSO:
+        return dispatch([*ALSO[verb], *arguments[1:]])
     if verb in ("-h", "--help"):
         print(_usage())
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from convolve import device
 from convolve.cli.flags import Parser
 from convolve.cli.output import print_json, print_table
+from convolve.config.programs import translate_program
 
 SHOWN = 3
 
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--explain", type=Path, metavar="DIR", help="write Grad-CAM pictures there: where it looks")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
+    options = parser.parse(translate_program("predict", arguments))
 
     device.prepare()
     from convolve.app import predict

@@ -1,38 +1,48 @@
 """`convolve restore`."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
+from convolve.cli.flags import Parser, add_section_flags, given_values
 from convolve.cli.output import print_json
-from convolve.config.spellings import translate
-from convolve.parallel.launch import start_processes
+from convolve.cli.processes import start_job
+from convolve.config.programs import translate_program
+from convolve.config.schema import SECTION_OF
+from convolve.parallel.launch import follow_launcher
 from convolve.parallel.topology import Topology, launched, speaks
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Go on with a run, or extend a finished one."""
+def read_options(arguments: Sequence[str]) -> Namespace:
+    """The options of this verb."""
     parser = Parser(prog="convolve restore", description="Go on with a run exactly where it stopped.")
     parser.add_argument("run", type=Path, help="run folder")
     longer = parser.add_mutually_exclusive_group()
     longer.add_argument("--epochs", type=float, help="new length of the run in epochs: extends a finished run")
     longer.add_argument("--iterations", type=int, help="new length of the run in steps")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(translate(arguments))
+    add_section_flags(parser, "parallel")
+    return parser.parse(translate_program("restore", arguments))
 
+
+def run(arguments: Sequence[str]) -> int:
+    """Go on with a run, extend a finished one, or go on with it in another layout."""
+    options = read_options(arguments)
+    follow_launcher()
     device.prepare()
     from convolve.app import restore
 
-    parallel = restore.read_config(options.run).parallel
-    world = Topology(parallel.replicas, parallel.shards).world
-    if world > 1 and not launched():
-        return start_processes(world, ["restore", *arguments])
+    layout = {name: value for name, value in given_values(options).items() if SECTION_OF[name] == "parallel"}
+    changes = restore.Changes(options.epochs, options.iterations, layout)
+    config = changes.apply(restore.read_config(options.run))
+    if Topology(config.parallel.replicas, config.parallel.shards).world > 1 and not launched():
+        return start_job(["restore", *arguments], config)
     from convolve.cli.console import PlainConsole, open_console
     from convolve.cli.result import finish
 
     console = PlainConsole() if options.json else open_console()
-    report = restore.run(options.run, console, epochs=options.epochs, iterations=options.iterations)
+    report = restore.run(options.run, console, changes)
     code = finish(report)
     if options.json and speaks():
         print_json(report)

@@ -25,6 +25,9 @@ def check(config: Config) -> None:
         _one_way_to_say_a_policy,
         _mix_list_has_a_use,
         _ramp_rises,
+        _whole_spans,
+        _each_split_once,
+        _recomputation_is_on,
     ):
         rule(config)
 
@@ -120,3 +123,23 @@ def _ramp_rises(config: Config) -> None:
         raise ConfigError(
             f"initial-loss-scaling={first:g} with loss-scaling={last:g}: a ramp rises from the first to the second"
         )
+
+
+def _whole_spans(config: Config) -> None:
+    span, replicas = config.parallel.bn_span, config.parallel.replicas
+    if replicas % span:
+        raise ConfigError(
+            f"bn-span={span} with replicas={replicas}: spans are groups of neighbours and must divide the replicas; "
+            f"choose a divisor of {replicas}"
+        )
+
+
+def _each_split_once(config: Config) -> None:
+    splits = config.parallel.pipeline_splits
+    if len(set(splits)) != len(splits):
+        raise ConfigError(f"pipeline-splits={' '.join(splits)}: a block can begin one stage only; name each once")
+
+
+def _recomputation_is_on(config: Config) -> None:
+    if config.parallel.recompute_checkpoints and not config.parallel.enable_recomputation:
+        raise ConfigError("recompute-checkpoints without recomputation has no effect; add --enable-recomputation")

@@ -257,7 +257,32 @@ class ParallelConfig(Section):
     title = "parallel"
 
     replicas: int = Field(1, ge=1, description="data-parallel copies of the model, one process each")
-    shards: int = Field(1, ge=1, le=1, description="stages the model is split into")
+    bn_span: int = Field(1, ge=1, description="neighbouring replicas whose batch norms see their samples as one batch")
+    identical_replica_seeding: bool = Field(
+        False, description="replicas draw the same random masks and roundings, as if each were the first"
+    )
+    rts: bool = Field(False, description="replicated tensor sharding: each replica keeps its share of optimiser state")
+    shards: int = Field(1, ge=1, description="stages the model is split into, one process each")
+    pipeline_splits: tuple[str, ...] = Field(
+        ("auto",), description="blocks at which the stages after the first begin; auto: balanced by measured time"
+    )
+    pipeline_schedule: Annotated[
+        Literal["interleaved", "grouped", "sequential"], BeforeValidator(partial(_respell, {}))
+    ] = Field(
+        "interleaved",
+        description="order of passes: one forward one backward, all forward then all backward, or one micro batch "
+        "after the other",
+    )
+    enable_recomputation: bool = Field(
+        False, description="keep activations at block boundaries only and compute the others again in the backward pass"
+    )
+    recompute_checkpoints: tuple[str, ...] = Field(
+        (), description="patterns of the blocks after which activations are kept, such as layer*/1; unset: every block"
+    )
+    epochs_per_sync: float | None = Field(
+        None, gt=0, description="epochs between checks that all replicas hold the same weights; unset: at the start"
+    )
+    max_restarts: int = Field(0, ge=0, description="times a job goes on from its newest checkpoint after a dead rank")
 
 
 class RunConfig(Section):

@@ -1,11 +1,12 @@
-"""Option names of the systems that convolve replaces: what each is called here, or why it is not offered.
+"""Option names of the systems that convolve replaces: what each is called here.
 
-The tables hold the digit examples of Paddle on IPU and of Ascend (TensorFlow 1 and 2). Underscores and dashes are the
-same everywhere, so only names that differ otherwise are listed.
+The tables hold the digit examples of Paddle on IPU and of Ascend (TensorFlow 1 and 2), and Graphcore's applications in
+TensorFlow and PyTorch. Underscores and dashes are the same everywhere, so only names that differ otherwise are listed.
 """
 
 from collections.abc import Callable, Sequence
 
+from convolve.config.refusals import ONE_DEVICE, REFUSED
 from convolve.errors import ConfigError
 
 RENAMED = {
@@ -38,6 +39,8 @@ RENAMED = {
     "gradient-accumulation": "gradient-accumulation-count",
     "warmup-epoch": "warmup-epochs",
     "BN-decay": "bn-decay",
+    "BN-span": "bn-span",
+    "enable-recompute": "enable-recomputation",
     "norm-eps": "norm-epsilon",
     "norm-num-groups": "groups",
     "efficientnet-expand-ratio": "expand-ratio",
@@ -53,6 +56,11 @@ RENAMED = {
     "webdataset-percentage-to-use": "dataset-percentage-to-use",
     "imagenet-data-path": "data-dir",
     "fine-tune-first-trainable-layer": "freeze-until",
+    "checkpoint-path": "run-dir",
+    "checkpoint-output-dir": "run-dir",
+    "checkpoint-save-freq": "epochs-per-ckpt",
+    "weight-avg-exp-decay": "weight-avg-exp",
+    "enable-optimizer-rts": "rts",
 }
 
 REPLACED: dict[str, list[str]] = {
@@ -61,6 +69,7 @@ REPLACED: dict[str, list[str]] = {
     "no-validation": ["--validation-mode", "none"],
     "disable-metrics": ["--no-metrics"],
     "no-pipelining": ["--shards", "1"],
+    "pipeline": [],
     "draw-ir-graph": ["--draw-graph"],
     "batch-norm": ["--norm-type", "batch"],
     "group-norm": ["--norm-type", "group"],
@@ -73,41 +82,11 @@ REPLACED: dict[str, list[str]] = {
 WORDED = {"draw-loss-curve": "curves", "download": "download", "over-dump": "over-dump"}
 
 # Flags that only said whether another option counts: that option, and the value that it had by itself.
-SWITCHES = {"data-dump-flag": ("data-dump-step", "10"), "use-mixlist": ("mixlist-file", "ops_info.json")}
-
-_ONE_DEVICE = "the number of copies is --replicas N here, on whatever devices there are"
-REFUSED = {
-    "hostside-image-mixing": "images are mixed where the batch is, with the same result; leave it out",
-    "standard-imagenet": "there is one input pipeline here, and it is repeatable with any number of threads",
-    "data-dump-path": "dumps go into the run folder; leave it out",
-    "over-dump-path": "dumps go into the run folder; leave it out",
-    "use-data-parallel": f"it never worked in the original; {_ONE_DEVICE}",
-    "learing-rata": "it was misspelt and never read; write --learning-rate",
-    "ues-ipu-model": "it was misspelt; the saved model here takes any batch size, nothing has to be rewritten",
-    "random-remove": "it was never read by the original and means nothing here",
-    "ckpt-count": "it was never read by the original; --keep-checkpoints N keeps the newest N",
-    "iteration-per-loop": "steps are not grouped into device calls here; leave it out",
-    "eval-static": "shapes are always known and every test image is counted; leave it out",
-    "clean": "a run folder is never deleted by training; every run gets a new one, or name it with --run-dir",
-    "profiler-port": "no profiling server is started; leave it out",
-    "mul-device-id": "devices are numbered by themselves; --device cuda:1 names one",
-    "tpu": f"no TPU is driven from here; {_ONE_DEVICE}",
-    "tpu-zone": f"no TPU is driven from here; {_ONE_DEVICE}",
-    "tpu-gcp-project": f"no TPU is driven from here; {_ONE_DEVICE}",
-    "num-tpu-shards": f"no TPU is driven from here; {_ONE_DEVICE}",
-    "worker-hosts": "hosts are given to torchrun; leave it out",
-    "task-index": "ranks are given by torchrun; leave it out",
-    "fusion-off-flag": "operator fusion of the vendor's compiler has no counterpart here; leave it out",
-    "fusion-off-file": "operator fusion of the vendor's compiler has no counterpart here; leave it out",
-    "lr-epoch-decay": "drops are shares of the run here, so that they move with its length: --learning-rate-schedule",
-    "lr-scheduler-freq": "the rate follows its curve at every step; exponential drops are counted by --lr-drops",
-    "loss-velocity-scaling-ratio": "momentum and accumulator are never stored as one here; leave it out",
-    "enable-fast-groupnorm": "there is one group norm, whose checkpoints fit everywhere; leave it out",
-    "no-proxy-recompute": "the proxy's moments are always computed anew, they cost next to nothing; leave it out",
-    "autotune": "the vendor's kernel tuning has no counterpart here; leave it out",
+SWITCHES = {
+    "data-dump-flag": ("data-dump-step", "10"),
+    "use-mixlist": ("mixlist-file", "ops_info.json"),
+    "loss-scale-flag": ("loss-scale-value", "0"),
 }
-
-Options = dict[str, str | None]
 
 
 def _truth(name: str, value: str | None) -> bool:
@@ -123,15 +102,15 @@ def _use_ipu(value: str | None) -> list[str]:
 
 
 def _stochastic_rounding(value: str | None) -> list[str]:
-    if value is not None and value.upper() not in ("ON", "OFF", "ON_PRNG_STABLE", "RI_PRNG_STABLE"):
-        raise ConfigError(f"stochastic-rounding={value}: write --stochastic-rounding or --no-stochastic-rounding")
-    return ["--no-stochastic-rounding" if (value or "").upper() == "OFF" else "--stochastic-rounding"]
+    words = {"ON": True, "ON_PRNG_STABLE": True, "RI_PRNG_STABLE": True, "OFF": False}
+    on = words[value.upper()] if value and value.upper() in words else _truth("stochastic-rounding", value)
+    return ["--stochastic-rounding" if on else "--no-stochastic-rounding"]
 
 
 def _distribution(value: str | None) -> list[str]:
     if (value or "").lower() in ("off", "one_device", "mirrored"):
         return []
-    raise ConfigError(f"distribution-strategy={value}: strategies are not chosen by name here; {_ONE_DEVICE}")
+    raise ConfigError(f"distribution-strategy={value}: strategies are not chosen by name here; {ONE_DEVICE}")
 
 
 def _batch_norm_momentum(value: str | None) -> list[str]:
@@ -149,8 +128,28 @@ def _normalisation_place(value: str | None) -> list[str]:
     return places[value]
 
 
+def _loss_scale(value: str | None) -> list[str]:
+    """Ascend's value: 0 is its own changing rule, 1 and more a constant factor."""
+    return ["--loss-scaling-rule", "ascend"] if value in ("0", "0.0") else ["--loss-scaling", value or ""]
+
+
+def _data(value: str | None) -> list[str]:
+    """Graphcore's PyTorch application has made-up data among the names of data sets."""
+    made_up = {"generated": ["--generated-data"], "synthetic": ["--synthetic-data"]}
+    return made_up.get(value or "", ["--dataset", value or ""])
+
+
+def _recompute_mode(value: str | None) -> list[str]:
+    if value not in ("none", "auto", "manual"):
+        raise ConfigError(f"recompute-mode={value}: must be none, auto or manual")
+    return ["--no-enable-recomputation" if value == "none" else "--enable-recomputation"]
+
+
 SPECIAL: dict[str, Callable[[str | None], list[str]]] = {
     "batchnorm-momentum": _batch_norm_momentum,
+    "data": _data,
+    "loss-scale-value": _loss_scale,
+    "recompute-mode": _recompute_mode,
     "use-ipu": _use_ipu,
     "normalization-location": _normalisation_place,
     "stochastic-rounding": _stochastic_rounding,
@@ -159,7 +158,7 @@ SPECIAL: dict[str, Callable[[str | None], list[str]]] = {
 }
 
 
-def _split(arguments: Sequence[str]) -> list[tuple[str | None, list[str]]]:
+def split_options(arguments: Sequence[str]) -> list[tuple[str | None, list[str]]]:
     """Options with the words that follow them; words before the first option stand under None."""
     groups: list[tuple[str | None, list[str]]] = [(None, [])]
     for position, word in enumerate(arguments):
@@ -216,7 +215,7 @@ def _apply_switches(groups: list[tuple[str | None, list[str]]]) -> list[tuple[st
 
 def translate(arguments: Sequence[str]) -> list[str]:
     """A command line with every old spelling replaced by ours; a refused one is an error that says why."""
-    groups = [(RENAMED.get(name, name) if name else None, words) for name, words in _split(arguments)]
+    groups = [(RENAMED.get(name, name) if name else None, words) for name, words in split_options(arguments)]
     result: list[str] = []
     for name, words in _sgd_with_momentum(_steps_to_iterations(_apply_switches(groups))):
         if name is None:

@@ -8,17 +8,17 @@ more than they save. The quick transform and chroma filter are used; they differ
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import simplejpeg
-import torch
 from torch import Tensor
 
 from convolve.data.cropping import Box
 from convolve.data.dataset import Images
 from convolve.data.pictures import LARGEST_PICTURE, decode_in_thread
+from convolve.data.resizing import Job, resize
 from convolve.errors import DataError
 
 Decoded = Images
@@ -28,7 +28,7 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\0\0"
 _EXIF_WITHIN = 4096
 _PLAIN_SPACES = ("YCbCr", "Gray", "RGB")
-_resize = torch.ops.aten._upsample_bilinear2d_aa.out
+_DESK_BYTES = 640 << 10  # a core's own cache holds it
 
 
 class Readable(Protocol):
@@ -73,48 +73,58 @@ class Cache:
 
 
 class Decoder:
-    """Decodes boxes of pictures of one source; safe to use from many threads."""
+    """Decodes boxes of pictures of one source; safe to use from many threads.
+
+    Several pictures can be begun before they are finished together: a thread that calls native code once for many
+    pictures waits less often for the others.
+    """
 
     def __init__(self, source: Readable, cache_bytes: int) -> None:
         self._source = source
         self._cache = Cache(cache_bytes)
-        self._own = threading.local()
+        self._own = _Desk()
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata: the pixels count
 
     def decode(self, row: int, choose: Choose, target: Tensor, *, flip: bool) -> None:
         """Put the box that `choose` picks (from the picture's size) into `target` [H, W, 3], resized to fill it."""
+        self.begin(row, choose, target, flip=flip)
+        self.finish()
+
+    def begin(self, row: int, choose: Choose, target: Tensor, *, flip: bool) -> None:
+        """The first half of `decode`: the target is filled when this thread calls `finish`."""
+        wanted = target.shape
         known = self._cache.size(row)
         if known is not None:
             box = choose(known)
-            kept = self._cache.get(row, _scale(box, target))
+            kept = self._cache.get(row, _scale(box, wanted))
             if kept is not None:
-                place(kept, known, box, target, flip)
+                self._own.jobs.append(Job(cut(kept, known, box), target, flip))
                 return
         data = self._source.read(row)
-        if not isinstance(data, bytes):
-            size = (data.shape[0], data.shape[1])
-            place(data, size, choose(size), target, flip)
-            return
-        self._decode(row, data, choose, target, flip)
+        part = self._decode(row, data, choose, wanted) if isinstance(data, bytes) else _choose_part(data, choose)
+        self._own.jobs.append(Job(part, target, flip))
 
-    def _decode(self, row: int, data: bytes, choose: Choose, target: Tensor, flip: bool) -> None:
-        name = self._source.name
+    def finish(self) -> None:
+        """Fill the targets of all that this thread has begun."""
+        self._own.finish()
+
+    def _decode(self, row: int, data: bytes, choose: Choose, wanted: Sequence[int]) -> Images:
         size = jpeg_size(data)
         if size is None:
-            pixels = decode_in_thread(data, name(row), channels=3)
+            pixels = decode_in_thread(data, self._source.name(row), channels=3)
             full = (pixels.shape[0], pixels.shape[1])
             box = choose(full)
-            self._cache.put(row, _scale(box, target), pixels, full)
-            place(pixels, full, box, target, flip)
-            return
+            self._cache.put(row, _scale(box, wanted), pixels, full)
+            return cut(pixels, full, box)
         if size[0] * size[1] > LARGEST_PICTURE:
-            raise DataError(f"{name(row)}: {size[1]} x {size[0]} is more than the {LARGEST_PICTURE} pixels accepted")
+            told = f"{size[1]} x {size[0]} is more than the {LARGEST_PICTURE} pixels accepted"
+            raise DataError(f"{self._source.name(row)}: {told}")
         box = choose(size)
-        scale = _scale(box, target)
+        scale = _scale(box, wanted)
         pixels = self._decode_jpeg(data, size, scale, row)
         if self._cache.wants(pixels.nbytes):
             self._cache.put(row, scale, pixels.copy(), size)
-        place(pixels, size, box, target, flip)
+        return cut(pixels, size, box)
 
     def _decode_jpeg(self, data: bytes, size: tuple[int, int], scale: int, row: int) -> Images:
         """The picture at 1/scale of its sides; where the strict decoder objects, Pillow judges."""
@@ -127,19 +137,34 @@ class Decoder:
                 fastupsample=True,
                 min_height=height,
                 min_width=width,
-                buffer=self._scratch(height * width * 3),
+                buffer=self._own.room(height * width * 3),
             )
             return pixels
         except ValueError:
             return decode_in_thread(data, self._source.name(row), channels=3)
 
-    def _scratch(self, count: int) -> Images:
-        """Memory of this thread's own, used again for every picture."""
-        held: Images | None = getattr(self._own, "memory", None)
-        if held is None or len(held) < count:
-            held = np.empty(count, np.uint8)
-            self._own.memory = held
-        return held
+
+class _Desk(threading.local):
+    """What each thread has for itself: pictures that wait to be resized, and memory for them that is used again."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self._memory = np.empty(_DESK_BYTES, np.uint8)
+        self._used = 0
+
+    def room(self, count: int) -> Images:
+        """Memory that stays as it is until the next `finish`."""
+        if self._used + count > len(self._memory):
+            self.finish()
+        if count > len(self._memory):
+            self._memory = np.empty(count, np.uint8)
+        self._used += count
+        return self._memory[self._used - count : self._used]
+
+    def finish(self) -> None:
+        """Resize what waits."""
+        jobs, self.jobs, self._used = self.jobs, [], 0
+        resize(jobs)
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -147,7 +172,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
     CMYK has to be converted and a camera's note may turn the picture, which Pillow does.
     """
-    if data[:3] != _JPEG or _EXIF in data[:_EXIF_WITHIN]:
+    if not data.startswith(_JPEG) or data.find(_EXIF, 0, _EXIF_WITHIN) >= 0:
         return None
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
@@ -156,22 +181,27 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     return (height, width) if space in _PLAIN_SPACES and height and width else None
 
 
-def _scale(box: Box, target: Tensor) -> int:
-    """The largest of 1, 2, 4, 8 by which the box may shrink and still fill the target."""
-    shrink = min(box[2] / target.shape[0], box[3] / target.shape[1])
-    return next((scale for scale in (8, 4, 2) if shrink >= scale), 1)
+def _scale(box: Box, wanted: Sequence[int]) -> int:
+    """The largest of 1, 2, 4, 8 by which the box may shrink and still fill the wanted size."""
+    shrink = min(box[2] / wanted[0], box[3] / wanted[1])
+    return next((scale for scale in (8, 4, 2) if shrink >= scale), 1) if shrink >= 2 else 1
 
 
-def place(pixels: Images, size: tuple[int, int], box: Box, target: Tensor, flip: bool) -> None:
-    """Resize a box, given in coordinates of the full `size`, of perhaps smaller pixels into the target."""
-    down, across = pixels.shape[0] / size[0], pixels.shape[1] / size[1]
-    top, left = (min(round(box[0] * down), pixels.shape[0] - 1), min(round(box[1] * across), pixels.shape[1] - 1))
-    bottom = min(max(round((box[0] + box[2]) * down), top + 1), pixels.shape[0])
-    right = min(max(round((box[1] + box[3]) * across), left + 1), pixels.shape[1])
-    part = torch.from_numpy(pixels)[top:bottom, left:right]
-    part = part.flip(1) if flip else part
-    height, width = target.shape[:2]
-    if part.shape == target.shape:
-        target.copy_(part)
-        return
-    _resize(part.permute(2, 0, 1)[None], [height, width], False, None, None, out=target.permute(2, 0, 1)[None])
+def _choose_part(pixels: Images, choose: Choose) -> Images:
+    size = (pixels.shape[0], pixels.shape[1])
+    return cut(pixels, size, choose(size))
+
+
+def cut(pixels: Images, size: tuple[int, int], box: Box) -> Images:
+    """A box, given in coordinates of the full `size`, of perhaps smaller pixels."""
+    top, left, rows, columns = box if pixels.shape[:2] == size else _shrink(box, size, pixels.shape)
+    return pixels[top : top + rows, left : left + columns]
+
+
+def _shrink(box: Box, size: tuple[int, int], shape: tuple[int, ...]) -> Box:
+    """The same box in a picture that was decoded smaller."""
+    down, across = shape[0] / size[0], shape[1] / size[1]
+    top, left = (min(round(box[0] * down), shape[0] - 1), min(round(box[1] * across), shape[1] - 1))
+    bottom = min(max(round((box[0] + box[2]) * down), top + 1), shape[0])
+    right = min(max(round((box[1] + box[3]) * across), left + 1), shape[1])
+    return top, left, bottom - top, right - left

@@ -24,9 +24,14 @@ def choose_samples(dataset: Dataset, config: DataConfig) -> Dataset:
     held, count = config.hold_out, len(dataset.train)
     if held >= count:
         raise ConfigError(f"hold-out={held}: {dataset.name} has {count} training images; leave some to train on")
-    used = max(1, math.floor((count - held) * config.dataset_percentage_to_use / 100))
+    used = count_used(count, config)
     rows = held + np.arange(used, dtype=np.int64) * (count - held) // used
     return Dataset(dataset.name, dataset.train.take(rows), dataset.test, dataset.classes, dataset.origin)
+
+
+def count_used(count: int, config: DataConfig) -> int:
+    """How many of `count` training images are left without the held-out ones and with the share that is to be used."""
+    return max(1, math.floor((count - config.hold_out) * config.dataset_percentage_to_use / 100))
 
 
 def fit_input(samples: Samples, config: DataConfig, model_size: int | None = None) -> Transform:

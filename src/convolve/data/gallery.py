@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from convolve.errors import DataError
 
 USUAL_PHOTO_SIZE = 224
 
-_CHUNK = 8
+_LARGEST_CHUNK = 16
 _WINDOWS_AHEAD = 2
 _STATISTICS_SAMPLES = 512
 
@@ -102,11 +102,15 @@ class GalleryStock:
         height, width = self._transform.height, self._transform.width
         with torch.inference_mode(False):  # the threads write to it, and they are never in that mode
             pixels = torch.empty((len(rows), height, width, 3), dtype=torch.uint8)
-        views = self._views(rows, draw)
-        chunks = [range(start, min(start + _CHUNK, len(rows))) for start in range(0, len(rows), _CHUNK)]
+            targets = pixels.unbind(0)
+        views, numbers = self._views(rows, draw), rows.tolist()
+        step = max(1, min(_LARGEST_CHUNK, len(rows) // max(self._service.workers, 1)))
+        chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
 
         def work(chunk: range) -> list[int]:
-            return [place for place in chunk if self._fetch(int(rows[place]), views[place], pixels[place])]
+            done = [place for place in chunk if self._fetch(numbers[place], views[place], targets[place])]
+            self._decoder.finish()
+            return done
 
         if self._pool is None:
             return lambda: self._finish(rows, draw, pixels, [work(chunk) for chunk in chunks])
@@ -120,10 +124,10 @@ class GalleryStock:
             numbers = draw.numbers(rows, NUMBERS, "crop").tolist()
         if draw is not None and self._augment.flip != "none":
             flips = draw.flips(rows, self._augment.flip == "alternating")
-        return [View(drawn, bool(flip)) for drawn, flip in zip(numbers, flips, strict=True)]
+        return [View(*view) for view in zip(numbers, flips.tolist(), strict=True)]
 
     def _fetch(self, row: int, view: "View", target: Tensor) -> bool:
-        """Put one picture into its place; False for a broken one that is forgiven."""
+        """Begin to put one picture into its place; False for a broken one that is forgiven."""
 
         def choose(size: tuple[int, int]) -> Box:
             if not view.numbers:
@@ -134,7 +138,7 @@ class GalleryStock:
             return draw_box(view.numbers, size, self._augment.area, self._augment.aspect)
 
         try:
-            self._decoder.decode(row, choose, target, flip=view.flip)
+            self._decoder.begin(row, choose, target, flip=view.flip)
         except DataError as error:
             self._forgive(row, error)
             return False
@@ -164,8 +168,7 @@ class GalleryStock:
         return pixels, kept
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """The random numbers of one sample's crop (none: the centre), and whether it is mirrored."""
 
     numbers: list[float]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convolve import device
-from convolve.data.dataset import Labels
+from convolve.data.dataset import Labels, Progress
 from convolve.data.order import Order
 from convolve.errors import DataError
 
@@ -24,6 +24,7 @@ WHOLE_FILE = -1
 
 _FORMAT = "convolve index 1"
 _LARGEST_SAMPLE = 1 << 30
+_USUAL_SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,23 @@ class Index:
     def read(self, row: int) -> bytes:
         """The encoded picture of a sample."""
         number, offset, length = self.places[row].tolist()
-        path = os.path.join(self.root, self.files[number])
+        path = f"{self.root}/{self.files[number]}"
         try:
-            handle = os.open(path, os.O_RDONLY)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                wanted = os.fstat(handle).st_size if length == WHOLE_FILE else length
-                if wanted > _LARGEST_SAMPLE:
-                    raise DataError(f"{self.name(row)}: {wanted} bytes, more than any picture has")
-                data = os.pread(handle, wanted, offset)
+                # Most pictures are read whole at once, without asking for their size first.
+                wanted = _USUAL_SAMPLE if length == WHOLE_FILE else length
+                data = os.pread(handle, min(wanted, _LARGEST_SAMPLE), offset)
+                if length == WHOLE_FILE:
+                    wanted = len(data) if len(data) < _USUAL_SAMPLE else os.fstat(handle).st_size
+                    if wanted > len(data):
+                        data = os.pread(handle, min(wanted, _LARGEST_SAMPLE), 0)
             finally:
                 os.close(handle)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        if wanted > _LARGEST_SAMPLE:
+            raise DataError(f"{self.name(row)}: {wanted} bytes, more than any picture has")
         if len(data) != wanted:
             raise DataError(f"{self.name(row)}: {len(data)} of {wanted} bytes are there; get an undamaged copy")
         return data
@@ -123,6 +129,21 @@ def recall_index(root: Path, what: str, stamp: str, build: Callable[[], Index]) 
         index = build()
         _store(index, path, stamp)
     return index
+
+
+def index_shards(
+    root: Path, shards: Sequence[Path], what: str, read_places: Callable[[Path, int], list[Place]], progress: Progress
+) -> Index:
+    """The samples of one split in the order of its files; `read_places` finds those of one file, given its number."""
+
+    def build() -> Index:
+        places: list[Place] = []
+        for number, path in enumerate(shards):
+            progress(f"index {what}", number, len(shards))
+            places += read_places(path, number)
+        return make_index(root, [path.name for path in shards], places)
+
+    return recall_index(root, what, stamp_files(root, shards), build)
 
 
 def _cache_path(root: Path, what: str) -> Path:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from convolve.data.dataset import Progress
-from convolve.data.index import Index, Place, make_index, recall_index, stamp_files
+from convolve.data.index import Index, Place, index_shards
 from convolve.data.tfrecord import Feature, parse_example, read_records
 from convolve.errors import DataError
 
@@ -54,15 +54,7 @@ def _pair(root: Path, train: list[Path], test: list[Path]) -> Shards | None:
 
 def index_records(root: Path, shards: list[Path], what: str, progress: Progress) -> Index:
     """The samples of one split in the order of the shards."""
-
-    def build() -> Index:
-        places: list[Place] = []
-        for number, path in enumerate(shards):
-            progress(f"index {what}", number, len(shards))
-            places += read_places(path, number)
-        return make_index(root, [path.name for path in shards], places)
-
-    return recall_index(root, f"tfrecord {what}", stamp_files(root, shards), build)
+    return index_shards(root, shards, f"tfrecord {what}", read_places, progress)
 
 
 def read_places(path: Path, number: int) -> list[Place]:

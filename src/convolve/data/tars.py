@@ -13,7 +13,7 @@ from typing import Any
 
 from convolve.data.dataset import Progress
 from convolve.data.folders import ENDINGS
-from convolve.data.index import Index, Place, make_index, recall_index, stamp_files
+from convolve.data.index import Index, Place, index_shards
 from convolve.errors import DataError
 
 METADATA = "metadata.json"
@@ -54,15 +54,7 @@ def read_metadata(root: Path) -> dict[str, Any]:
 
 def index_tars(root: Path, shards: list[Path], what: str, progress: Progress) -> Index:
     """The samples of one split in the order of the shards."""
-
-    def build() -> Index:
-        places: list[Place] = []
-        for number, path in enumerate(shards):
-            progress(f"index {what}", number, len(shards))
-            places += read_places(path, number)
-        return make_index(root, [path.name for path in shards], places)
-
-    return recall_index(root, f"tar {what}", stamp_files(root, shards), build)
+    return index_shards(root, shards, f"tar {what}", read_places, progress)
 
 
 def read_places(path: Path, number: int) -> list[Place]:

@@ -9,7 +9,7 @@ from typing import Any
 from convolve.checkpoint.store import Store
 from convolve.data.loader import Loader
 from convolve.engine.averager import showing
-from convolve.engine.evaluation import evaluate
+from convolve.engine.evaluation import Answer, evaluate
 from convolve.engine.loop import Stopwatch
 from convolve.engine.rhythm import Rhythm
 from convolve.engine.state import TrainState
@@ -100,6 +100,7 @@ class ValidateAction:
     writer: Writer
     clock: Clock
     team: Team
+    answer: Answer | None = None
     newest: Counts | None = None
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
@@ -109,7 +110,7 @@ class ValidateAction:
             return
         with self.clock.stopwatch.paused():
             watch = Stopwatch()
-            self.newest = evaluate(state.model, self.loader, self.batch_size, self.team)
+            self.newest = evaluate(state.model, self.loader, self.batch_size, self.team, self.answer)
             seconds = watch.seconds
             epoch = state.samples / self.samples_per_epoch
             self.writer.valid(valid_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
@@ -122,7 +123,7 @@ class ValidateAction:
             return
         watch = Stopwatch()
         with showing(state.model, averages):
-            counts = evaluate(state.model, self.loader, self.batch_size, self.team)
+            counts = evaluate(state.model, self.loader, self.batch_size, self.team, self.answer)
         name = f"{checkpoint_name(state.step)}-ema"
         self.writer.valid(valid_record(name, state.step, epoch, counts, watch.seconds))
 
@@ -151,8 +152,21 @@ def valid_record(checkpoint: str, step: int, epoch: float, counts: Counts, secon
 
 
 @dataclass
+class SyncAction:
+    """Makes sure that all replicas still hold the same weights."""
+
+    rhythm: Rhythm
+    team: Team
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        """Compare if it is time."""
+        if self.rhythm.due(before, state.samples):
+            self.team.require_equal_weights(state.model)
+
+
+@dataclass
 class SaveAction:
-    """Stores checkpoints, and remembers which one validated best."""
+    """Stores checkpoints, and remembers which one validated best. All processes hand in, the first one writes."""
 
     rhythm: Rhythm
     store: Store
@@ -160,6 +174,7 @@ class SaveAction:
     latest_validation: Callable[[], Counts | None]
     writer: Writer
     clock: Clock
+    team: Team
     best_accuracy: float = -1.0
     saved: Path | None = None
 
@@ -186,7 +201,10 @@ class SaveAction:
             "best": better,
             "seconds": seconds,
         }
-        self.saved = self.store.save(state.snapshot(facts))
+        snapshot = state.snapshot(facts, self.team)
+        if not self.team.first:
+            return
+        self.saved = self.store.save(snapshot)
         if better:
             self.store.mark_best(self.saved)
         self.writer.event("checkpoint", path=self.saved.name, step=state.step)

@@ -1,9 +1,11 @@
 """What a training run is at one moment: weights, optimiser state, two integers, and the loss scale."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.engine.averager import Averager, NoAverage
@@ -12,6 +14,30 @@ from convolve.models.network import Network
 from convolve.numerics.arithmetic import Arithmetic, PlainArithmetic
 from convolve.numerics.scaling import NoScaling, Scaler
 from convolve.optim.optimisers import load_state, state_tensors
+from convolve.parallel.sharding import Ownership, SoleOwner
+from convolve.parallel.team import Alone, Team
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensors of a run this process holds: not those of blocks at other stages, nor state that others own."""
+
+    elsewhere: tuple[str, ...] = ()
+    ownership: Ownership | SoleOwner = field(default_factory=SoleOwner)
+
+    @property
+    def shared_out(self) -> bool:
+        """Whether replicas hold different optimiser state."""
+        return isinstance(self.ownership, Ownership)
+
+    def keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that belong to the blocks here."""
+        prefixes = tuple(f"{name.replace('/', '.')}." for name in self.elsewhere)
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
+
+    def keep_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The optimiser state of the parameters that this process updates."""
+        return {name: tensor for name, tensor in tensors.items() if self.ownership.owns(name.rpartition(".")[0])}
 
 
 @dataclass
@@ -25,11 +51,20 @@ class TrainState:
     arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
     scaler: Scaler = field(default_factory=NoScaling)
     averager: Averager = field(default_factory=NoAverage)
+    layout: Layout = field(default_factory=Layout)
 
-    def snapshot(self, facts: dict[str, Any]) -> Snapshot:
-        """The state as named tensors and plain values; `facts` are added to the plain values."""
-        tensors = {"model": dict(self.model.state_dict()), "optimizer": state_tensors(self.optimiser, self.model)}
-        averages = self.averager.tensors()
+    def snapshot(self, facts: dict[str, Any], team: Team | None = None) -> Snapshot:
+        """The state as named tensors and plain values; `facts` are added to the plain values.
+
+        Nothing in it tells of the layout: with several processes the first one gets all tensors under their own names.
+        """
+        team = team or Alone()
+        own = state_tensors(self.optimiser, self.model)
+        tensors = {
+            "model": team.collect(self.model.state_dict()),
+            "optimizer": team.collect(own, from_replicas=self.layout.shared_out),
+        }
+        averages = team.collect(self.averager.tensors())
         if averages:
             tensors["averages"] = averages
         plain = {"step": self.step, "samples": self.samples, "scaling": self.scaler.state()}
@@ -37,9 +72,10 @@ class TrainState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the state that a snapshot holds, bit for bit."""
-        load_weights(self.model, snapshot)
-        load_state(self.optimiser, self.model, snapshot.tensors.get("optimizer", {}))
-        self.averager.restore(snapshot.tensors.get("averages", {}))
+        here = {part: self.layout.keep(tensors) for part, tensors in snapshot.tensors.items()}
+        load_weights(self.model, Snapshot(here, snapshot.state))
+        load_state(self.optimiser, self.model, self.layout.keep_state(here.get("optimizer", {})))
+        self.averager.restore(here.get("averages", {}))
         self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
         self.scaler.restore(dict(snapshot.state.get("scaling", {})))
 

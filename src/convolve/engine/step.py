@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from convolve.data.loader import Window
@@ -11,6 +12,7 @@ from convolve.engine.state import TrainState
 from convolve.models.batch_norm import settle_batch_norms
 from convolve.optim.optimisers import set_rate
 from convolve.optim.schedules import Schedule
+from convolve.parallel.sharding import Ownership, SoleOwner
 from convolve.parallel.team import Alone, NoSynchroniser, Synchroniser, Team
 
 Clip = Callable[[nn.Module], None]
@@ -26,6 +28,7 @@ class StepParts:
     seed: int = 0
     team: Team = field(default_factory=Alone)
     synchronise: Synchroniser = field(default_factory=NoSynchroniser)
+    ownership: Ownership | SoleOwner = field(default_factory=SoleOwner)
 
 
 def train_step(state: TrainState, window: Window, parts: StepParts) -> None:
@@ -38,14 +41,15 @@ def train_step(state: TrainState, window: Window, parts: StepParts) -> None:
     set_rate(state.optimiser, parts.schedule(state.samples))
     parts.executor.run(window, state.step, state.scaler.scale)
     parts.synchronise(state.model)
-    verdict = state.scaler.settle(state.model, parts.team.agree(state.arithmetic.overflowed()))
+    verdict = state.scaler.settle(state.model, state.arithmetic.overflowed())
     settle_batch_norms(state.model, parts.team.add_up, clean=verdict.clean)
     if verdict.clean:
         parts.clip(state.model)
         state.optimiser.step()
         state.arithmetic.settle(state.optimiser, parts.seed, state.step)
+        parts.ownership.spread(state.model)
         state.averager.follow(state.model, state.step)
-    state.optimiser.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     state.step += 1
     state.samples += window.samples
     state.scaler.follow(verdict, state.samples)
@@ -55,10 +59,14 @@ def clip_nothing(model: nn.Module) -> None:
     """Leave gradients as they are."""
 
 
-def clip_to(norm: float) -> Clip:
-    """Scale the whole gradient down to a norm where it is larger."""
+def clip_to(norm: float, team: Team) -> Clip:
+    """Scale the whole gradient, over all stages, down to a norm where it is larger."""
 
     def clip(model: nn.Module) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), norm)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        length = team.add_stages(squares.view(1)).sqrt().item()
+        if length > norm:
+            torch._foreach_mul_(gradients, norm / length)
 
     return clip

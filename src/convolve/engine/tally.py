@@ -31,7 +31,7 @@ class Tally(Protocol):
 
 
 class MetricTally:
-    """Loss, correct answers and samples of all replicas, summed in the widest format that the device has."""
+    """Loss, correct answers and samples of all processes, summed in the widest format that the device has."""
 
     def __init__(self, device: torch.device, team: Team | None = None) -> None:
         self._sums = torch.zeros(2, dtype=widest_float(device), device=device)
@@ -47,7 +47,7 @@ class MetricTally:
     def read(self) -> Counts:
         """The counts since the last reading."""
         whole = torch.cat((self._sums, self._sums.new_tensor([self._samples])))
-        loss, correct, count = self._team.add_up(whole).tolist()
+        loss, correct, count = self._team.add_stages(self._team.add_up(whole)).tolist()
         samples = int(count)
         self._sums.zero_()
         self._samples = 0

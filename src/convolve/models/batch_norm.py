@@ -8,13 +8,22 @@ means m_i and unbiased variances v_i, over all replicas. Each forward pass only 
     running variance := (1 - momentum) * running variance + momentum * sum(n_i v_i) / sum(n_i)
 
 With one micro batch per step this is what torch does. Normalisation itself uses the statistics of each micro batch.
+
+Norms of a span of replicas see their micro batches as one. With N, S = sum(x) and Q = sum(x^2) of each channel added up
+over the span, mean = S / N and variance = Q / N - mean^2, in float64. To torch's norm these are constants; what flows
+back through them, with g the gradient that the norm hands on and y = (x - mean) / sqrt(variance + epsilon), is
+
+    dx = g - (sum(g) + y sum(g y)) / N            sums over the span, as well
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+Add = Callable[[Tensor], Tensor]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -23,29 +32,53 @@ class BatchNorm2d(nn.BatchNorm2d):
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps=eps, momentum=momentum)
         self.counting = True
+        self._span: tuple[int, Add] | None = None
         self._seen = 0
-        self._passes = 0
+        self._passes = 0.0
         self._sums: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; in training by the micro batch's own statistics, which are added up for `settle`."""
         if not self.training:
             return super().forward(x)
-        found = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
-        out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
+        out, found, share = self._normalise_alone(x) if self._span is None else self._normalise_in_span(x, *self._span)
         if self.counting:
             # Not in place: autograd keeps `found` for the backward pass.
             weighted = found * len(x)
             self._sums = weighted if self._sums is None else self._sums.add_(weighted)
             self._seen += len(x)
-            self._passes += 1
+            self._passes += share
         return out
+
+    def join(self, replicas: int, add: Add) -> None:
+        """From now on see the micro batches of this many replicas as one; `add` sums a tensor up over them."""
+        self._span = (replicas, add)
+
+    def _normalise_alone(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The output, mean and unbiased variance, and how many passes this was."""
+        found = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
+        out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
+        return out, found, 1.0
+
+    def _normalise_in_span(self, x: Tensor, replicas: int, add: Add) -> tuple[Tensor, Tensor, float]:
+        """The same over a span, in which each replica makes its share of one pass."""
+        with torch.no_grad():
+            wide = x.to(torch.float64)
+            sums = wide.sum(dim=(0, 2, 3)), wide.square_().sum(dim=(0, 2, 3))
+            total = add(torch.cat((*sums, sums[0].new_tensor([x.numel() // self.num_features]))))
+            mean, square = (total[:-1] / total[-1]).view(2, -1)
+            variance = (square - mean * mean).clamp_min_(0)
+            unbiased = variance * (total[-1] / (total[-1] - 1).clamp_min(1))
+        centre, spread = mean.float(), variance.float()
+        through = _ThroughStatistics.apply(x, centre, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
+        out = functional.batch_norm(through, centre, spread, self.weight, self.bias, False, 0.0, self.eps)
+        return out, torch.stack((centre, unbiased.float())), 1 / replicas
 
     def take_sums(self) -> Tensor:
         """What was added up since the last step, in one flat tensor: means, variances, samples and passes."""
         sums = torch.zeros(2, self.num_features) if self._sums is None else self._sums
         counts = sums.new_tensor([self._seen, self._passes])
-        self._sums, self._seen, self._passes = None, 0, 0
+        self._sums, self._seen, self._passes = None, 0, 0.0
         return torch.cat((sums.flatten(), counts))
 
     def settle(self, sums: Tensor, momentum: float | None = None) -> None:
@@ -56,7 +89,27 @@ class BatchNorm2d(nn.BatchNorm2d):
         mean, variance = (sums[:-2] / sums[-2]).view(2, -1)
         self.running_mean.lerp_(mean, share)
         self.running_var.lerp_(variance, share)
-        self.num_batches_tracked += sums[-1].to(torch.int64)
+        self.num_batches_tracked += sums[-1].round().to(torch.int64)
+
+
+class _ThroughStatistics(torch.autograd.Function):
+    """The identity; its backward pass adds what flows through the statistics of a span."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: Add) -> Tensor:
+        ctx.save_for_backward(x, mean, (variance + eps).rsqrt())
+        ctx.count, ctx.add = count, add
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        g, (x, mean, scale) = grads[0], ctx.saved_tensors
+        y = (x - mean[:, None, None]).mul_(scale[:, None, None])
+        local = torch.stack(
+            (g.sum(dim=(0, 2, 3), dtype=torch.float64), (g * y).sum(dim=(0, 2, 3), dtype=torch.float64))
+        )
+        plain, along = (ctx.add(local) / ctx.count).float()
+        return g - plain[:, None, None] - y.mul_(along[:, None, None]), None, None, None, None, None
 
 
 def settle_batch_norms(model: nn.Module, add_up: Callable[[Tensor], Tensor], *, clean: bool) -> None:

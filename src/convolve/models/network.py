@@ -4,15 +4,18 @@ The list is what everything else cuts along: a pipeline split, a recomputation b
 are all names in it. The names are also the parameter names, so that weights published for torchvision fit.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from functools import reduce
 
+import torch
 from torch import Tensor, nn
 
-from convolve.errors import ConfigError
+from convolve.errors import ConfigError, suggest
 from convolve.models.chance import Chance
+from convolve.models.recomputation import run_recomputed
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 class Network(nn.Module):
@@ -28,6 +31,7 @@ class Network(nn.Module):
         self.chance = chance or Chance()
         self._paths = {name: name.split("/") for name in blocks}
         self._frozen: tuple[str, ...] = ()
+        self._recomputed: list[list[str]] = []
         for name, block in blocks.items():
             self._register(name, block)
 
@@ -38,9 +42,43 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the blocks in order."""
-        for block in self.blocks.values():
+        blocks = self.blocks
+        if self._recomputed and self.training and torch.is_grad_enabled():
+            for segment in self._recomputed:
+                x = run_recomputed([blocks[name] for name in segment], x, self.chance)
+            return x
+        for block in blocks.values():
             x = block(x)
         return x
+
+    def has_block(self, pattern: str) -> bool:
+        """Whether a pattern such as layer*/1 fits the name of a block."""
+        return any(fnmatch(name, pattern) for name in self._paths)
+
+    def recompute(self, kept: Sequence[str] = ()) -> None:
+        """From now on keep activations only after the blocks that a pattern names; without patterns after each one."""
+        segments: list[list[str]] = [[]]
+        unused = set(kept)
+        for name in self._paths:
+            segments[-1].append(name)
+            matching = {pattern for pattern in kept if fnmatch(name, pattern)}
+            unused -= matching
+            if matching or not kept:
+                segments.append([])
+        if unused:
+            pattern = min(unused)
+            raise ConfigError(f"recompute-checkpoints={pattern}: no block fits it; {suggest(pattern, self._paths)}")
+        self._recomputed = [segment for segment in segments if segment]
+        for segment in self._recomputed:
+            _spare_input(self.blocks[segment[0]])
+
+    def part(self, names: Sequence[str], input_shape: tuple[int, ...]) -> "Network":
+        """A network of some of the blocks, which are shared with this one; frozen ones stay frozen."""
+        blocks = self.blocks
+        part = Network({name: blocks[name] for name in names}, input_shape=input_shape, chance=self.chance)
+        part.freeze(name for name in self._frozen if name in names)
+        _spare_input(blocks[names[0]])
+        return part
 
     def freeze(self, names: Iterable[str]) -> None:
         """Leave these blocks as they are from now on: no gradients, and evaluation mode also while training."""
@@ -67,6 +105,12 @@ class Network(nn.Module):
         if not last or "." in name or hasattr(parent, last):
             raise ConfigError(f"block name {name}: empty, with a dot, or taken already; choose another name")
         parent.add_module(last, block)
+
+
+def _spare_input(block: nn.Module) -> None:
+    """A block whose input is kept, or came from another process, must not overwrite it."""
+    if getattr(block, "inplace", False):
+        block.inplace = False  # type: ignore[assignment]
 
 
 class _Folder(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from convolve.numerics.emulation import Blind, Emulator, Gates, Watcher, swapped_weights
 from convolve.numerics.formats import FP32
-from convolve.numerics.places import Places
+from convolve.numerics.places import Places, Track
 from convolve.numerics.policy import Policy
 from convolve.numerics.rounding import Grid, round_, rounded
 from convolve.randomness import mix
@@ -40,7 +40,10 @@ class Arithmetic(Protocol):
         """All passes of one step happen inside this."""
 
     def micro_batch(self, first: int) -> AbstractContextManager[None]:
-        """Forward and backward of one micro batch happen inside this; `first` is its place in the window."""
+        """Forward and backward of one micro batch happen inside this; `first` is its place in the window.
+
+        A pipeline leaves after the forward pass and enters again for the backward pass, other micro batches between.
+        """
 
     def overflowed(self) -> bool:
         """Whether a value left its format since this was asked last."""
@@ -179,6 +182,7 @@ class EmulatedArithmetic:
         self.emulator = Emulator(policy, self.places, watcher or Blind())
         self._gates = Gates(self.emulator)
         self._window: tuple[int, int] = (0, 0)
+        self._tracks: dict[int, Track] = {}
         self._passes: list[ExitStack] = []
 
     def attach(self, network: nn.Module) -> None:
@@ -229,7 +233,7 @@ class EmulatedArithmetic:
     @contextmanager
     def window(self, seed: int, step: int) -> Iterator[None]:
         """Weights as the computation sees them."""
-        self._window = (seed, step)
+        self._window, self._tracks = (seed, step), {}
         key = mix(seed, step, "weights") if self.policy.stochastic else None
         watcher = self.emulator.watcher
         with swapped_weights(self._weights.copies(self.policy.grid, key)):
@@ -241,12 +245,12 @@ class EmulatedArithmetic:
     def micro_batch(self, first: int) -> Iterator[None]:
         """Round every result until this is left."""
         self.emulator.key = mix(*self._window, first, "rounding") if self.policy.stochastic else None
-        with self._rounding():
+        with self._rounding(self._tracks.setdefault(first, Track())):
             yield
 
     @contextmanager
-    def _rounding(self) -> Iterator[None]:
-        self.places.begin()
+    def _rounding(self, track: Track) -> Iterator[None]:
+        self.places.follow(track)
         self.places.active = True
         try:
             with self.emulator:
@@ -258,7 +262,7 @@ class EmulatedArithmetic:
     def _evaluating(self) -> Iterator[None]:
         """A pass outside of training: to nearest, so that it can be repeated."""
         self.emulator.key = None
-        with swapped_weights(self._weights.copies(self.policy.grid, None)), self._rounding():
+        with swapped_weights(self._weights.copies(self.policy.grid, None)), self._rounding(Track()):
             yield
 
     def overflowed(self) -> bool:

@@ -138,9 +138,12 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_outside(self, func: Any, args: Any, kwargs: Any, traits: Traits) -> Any:
         """Operations outside of the network are in fp32, except the accumulation of 16-bit gradients."""
         results = func(*args, **kwargs)
-        if traits is not Traits.LEAVE and self.policy.master is not FP32 and self.places.accumulating():
+        if traits is Traits.LEAVE or self.policy.master is FP32:
+            return results
+        parameter = self.places.accumulating()
+        if parameter is not None:
             place = Place("accumulation", True)
-            key = None if self.key is None else mix(self.key, place.layer, self.places.number(place))
+            key = None if self.key is None else mix(self.key, place.layer, parameter)
             self._round(results, traits, (place, base_name(func), args), self.policy.grid, key)
         return results
 

@@ -1,31 +1,20 @@
-"""The native rounding kernel: a small C file, compiled on first use with the system's compiler and kept in the cache.
+"""The native rounding kernel, `kernel.c`: it rounds dense float32 CPU tensors through their data pointers.
 
-It speaks plain C through data pointers: no torch header, no extension module. Threads are those of torch's own OpenMP
-library, since two pools on the same cores wait for each other. Where there is no compiler, or it fails, `load` gives
-None, and `rounding` uses its torch form, which has the same bits.
+Threads are those of torch's own OpenMP library, since two pools on the same cores wait for each other. Where there is
+no native code, `load` gives None, and `rounding` uses its torch form, which has the same bits.
 """
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from convolve import device
-
-COMPILERS = ("cc", "gcc", "clang")
-OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
-TIME_LIMIT = 120
+from convolve import native
 
 _SIGNATURE = (
     ctypes.c_void_p,
@@ -40,9 +29,8 @@ _SIGNATURE = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel, ready to be called with dense float32 CPU tensors."""
+    """A compiled kernel, ready to be called."""
 
-    path: Path
     call: Callable[..., int]
     parallel: int | None
 
@@ -53,46 +41,11 @@ class Kernel:
 
 @cache
 def load() -> Kernel | None:
-    """The kernel for this CPU, compiled now if the cache has none; None where it cannot be compiled."""
-    if sys.platform == "win32" or os.environ.get("CONVOLVE_KERNEL") == "torch":
+    """The kernel for this CPU; None where it cannot be compiled."""
+    library = native.load("convolve.numerics", "kernel.c")
+    if isinstance(library, str):
         return None
-    source = resources.files("convolve.numerics").joinpath("kernel.c").read_bytes()
-    facts = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS])
-    name = hashlib.sha256(source + facts.encode()).hexdigest()[:16]
-    path = device.cache_folder() / f"rounding-{name}.so"
-    if not path.exists() and not _compile(source, path):
-        return None
-    try:
-        call = ctypes.CDLL(str(path)).convolve_round
-    except (OSError, AttributeError):
-        # A library of another machine in a shared cache, or a damaged one: the torch form does the work.
-        return None
-    call.argtypes, call.restype = _SIGNATURE, ctypes.c_int
-    return Kernel(path, call, _torch_threads())
-
-
-def _compile(source: bytes, path: Path) -> bool:
-    """Compile into a file of our own first: other processes see the whole library or none."""
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        return False
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [compiler, *OPTIONS, "-x", "c", "-", "-o", str(draft)],
-            input=source,
-            capture_output=True,
-            timeout=TIME_LIMIT,
-            check=False,
-        )
-        if done.returncode == 0:
-            draft.replace(path)
-        return done.returncode == 0
-    except (OSError, subprocess.SubprocessError):
-        return False
-    finally:
-        draft.unlink(missing_ok=True)
+    return Kernel(library.function("convolve_round", _SIGNATURE), _torch_threads())
 
 
 def _torch_threads() -> int | None:

@@ -8,6 +8,7 @@ backward pass.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,66 +28,77 @@ class Place(NamedTuple):
         return f"{self.layer or 'network'} {'backward' if self.backward else 'forward'}"
 
 
+@dataclass
+class Track:
+    """What is known of one micro batch: the layers that it is in, where each began, and operations so far."""
+
+    stack: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    names: list[str | None] = field(default_factory=list)
+    counts: Counter[Place] = field(default_factory=Counter)
+
+
 class Places:
-    """Follows a network through its passes."""
+    """Follows a network through its passes; the micro batches of a pipeline are followed side by side."""
 
     def __init__(self) -> None:
-        self._stack: list[str] = []
-        self._starts: list[int] = []
-        self._names: list[str | None] = []
-        self._counts: Counter[Place] = Counter()
+        self._track = Track()
+        self._parameters: dict[int, str] = {}
         self.active = False
 
     def attach(self, network: nn.Module) -> None:
         """Put hooks on all modules inside a network; they do nothing while nobody looks."""
+        self._parameters = {id(parameter): name for name, parameter in network.named_parameters()}
         for name, module in network.named_modules():
             if module is not network:
                 layer = name.replace(".", "/")
                 module.register_forward_pre_hook(self._enter_hook(layer))
                 module.register_forward_hook(self._leave_hook(), always_call=True)
 
-    def begin(self) -> None:
-        """A micro batch begins."""
-        self._stack, self._starts, self._names = [], [], []
-        self._counts = Counter()
+    def follow(self, track: Track) -> None:
+        """What comes now belongs to this micro batch."""
+        self._track = track
 
     def enter(self, layer: str) -> None:
         """What comes now belongs to a layer."""
-        self._stack.append(layer)
-        self._counts[Place(layer, False)] = 0
+        self._track.stack.append(layer)
+        self._track.counts[Place(layer, False)] = 0
         self._mark()
 
     def leave(self) -> None:
         """The layer is done; what comes now belongs to the one around it."""
-        if self._stack:
-            self._stack.pop()
+        if self._track.stack:
+            self._track.stack.pop()
             self._mark()
 
     def now(self) -> Place | None:
         """Where the operation that is being run belongs; None: outside of the network."""
-        if self._stack:
-            return Place(self._stack[-1], False)
+        track = self._track
+        if track.stack:
+            return Place(track.stack[-1], False)
         node = torch._C._current_autograd_node()
         if node is None:
             return None
-        index = bisect_right(self._starts, node._sequence_nr()) - 1
-        layer = self._names[index] if index >= 0 else None
+        index = bisect_right(track.starts, node._sequence_nr()) - 1
+        layer = track.names[index] if index >= 0 else None
         return None if layer is None else Place(layer, True)
 
     def number(self, place: Place) -> int:
         """The number of this operation at its place: the same in every repetition of the pass."""
-        self._counts[place] += 1
-        return self._counts[place]
+        self._track.counts[place] += 1
+        return self._track.counts[place]
 
-    @staticmethod
-    def accumulating() -> bool:
-        """Whether a gradient is being added to a parameter's."""
-        node = torch._C._current_autograd_node()
-        return node is not None and node._sequence_nr() == ACCUMULATION
+    def accumulating(self) -> str | None:
+        """The parameter to whose gradient another one is being added, if that is what happens."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None or node._sequence_nr() != ACCUMULATION:
+            return None
+        return self._parameters[id(node.variable)]
 
     def _mark(self) -> None:
-        self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        self._names.append(self._stack[-1] if self._stack else None)
+        track = self._track
+        track.starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        track.names.append(track.stack[-1] if track.stack else None)
 
     def _enter_hook(self, layer: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:

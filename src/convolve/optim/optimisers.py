@@ -17,16 +17,22 @@ from convolve.optim.rules import Lars, Muon, RMSpropTF
 Groups = list[dict[str, Any]]
 
 
-def parameter_groups(model: nn.Module, config: OptimConfig) -> Groups:
+Owns = Callable[[str], bool]
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig, owns: Owns = lambda name: True) -> Groups:
     """Parameters that decay, those that do not, and those of either kind with a rate of their own.
 
-    Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by.
+    Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by. Parameters
+    that another process updates are left out.
     """
     found: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in _parameters(model):
         factor = config.bias_rate_factor if parameter.ndim <= 1 else 1.0
-        found.setdefault((decays(name, parameter, config), factor), []).append(parameter)
-    if not any(found.values()):
+        group = found.setdefault((decays(name, parameter, config), factor), [])
+        if owns(name):
+            group.append(parameter)
+    if not any(_parameters(model)):
         raise ConfigError("no parameter is left to train; widen --variable-filter or move --freeze-until")
     return [
         {"params": parameters, "weight_decay": config.weight_decay if yes else 0.0, "rate_factor": factor}
@@ -119,9 +125,24 @@ RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
 }
 
 
-def build_optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The update rule for a model's parameters."""
-    return RULES[config.optimiser](parameter_groups(model, config), config)
+def build_optimiser(model: nn.Module, config: OptimConfig, owns: Owns = lambda name: True) -> torch.optim.Optimizer:
+    """The update rule for a model's parameters, or for those that this process owns."""
+    return RULES[config.optimiser](parameter_groups(model, config, owns), config)
+
+
+def count_moments(config: OptimConfig) -> tuple[int, int]:
+    """First moments (velocities) and second moments (mean squares) that a rule keeps for each weight."""
+    moving = int(config.momentum > 0)
+    return {
+        "sgd": (0, 0),
+        "momentum": (moving, 0),
+        "adam": (1, 1),
+        "adamw": (1, 1),
+        "rmsprop": (moving, 1),
+        "rmsprop-tf": (1, 1),
+        "lars": (1, 0),
+        "muon": (1, 0),
+    }[config.optimiser]
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

@@ -3,10 +3,12 @@
 A process that is alone has a team too, the null object `Alone`; nobody has to ask how many there are.
 """
 
+import hashlib
 import os
+import re
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,15 +16,19 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load as unpack_tensors
+from safetensors.torch import save as pack_tensors
 from torch import Tensor, nn
 
 from convolve.config import ParallelConfig
 from convolve.errors import ParallelError
 from convolve.parallel.buckets import Finish, GradientSum, Reduce, fill_buckets
+from convolve.parallel.sharding import Ownership, SoleOwner
 from convolve.parallel.shared_memory import SharedSum
+from convolve.parallel.stages import Pipeline, Shape
 from convolve.parallel.topology import Topology, find_topology
 
-PATIENCE = timedelta(minutes=5)
+PATIENCE = timedelta(seconds=float(os.environ.get("CONVOLVE_PATIENCE", 300)))
 SHARED_LIMIT_BYTES = 64 << 20
 
 
@@ -57,6 +63,28 @@ class NoSynchroniser:
         """Nothing is missing."""
 
 
+class AgreedStop:
+    """Stages have no gradients in common; the wish to stop is told to all processes for itself."""
+
+    def __init__(self, inner: Synchroniser, agree: Callable[[bool], bool]) -> None:
+        self._inner = inner
+        self._agree = agree
+        self.stop_agreed = False
+
+    def ask_to_stop(self, wanted: bool) -> None:
+        """Say before a step whether this process wants it to be the last."""
+        self._inner.ask_to_stop(wanted)
+
+    def arm(self) -> None:
+        """Buckets may be sent from now on."""
+        self._inner.arm()
+
+    def __call__(self, model: nn.Module) -> None:
+        """Finish the sum, and find out whether anybody wants to stop."""
+        self._inner(model)
+        self.stop_agreed = self._agree(self._inner.stop_agreed)
+
+
 class Team(Protocol):
     """What the engine and the application ask of the processes."""
 
@@ -72,6 +100,21 @@ class Team(Protocol):
     def add_up(self, values: Tensor) -> Tensor:
         """The sum of a small tensor over replicas, on all of them, in the order of ranks."""
 
+    def add_stages(self, values: Tensor) -> Tensor:
+        """The sum of a small tensor over the stages of this replica, on all of them, in the order of ranks."""
+
+    def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
+        """What adds a tensor up over groups of that many neighbouring replicas."""
+
+    def share_ownership(self, model: nn.Module) -> Ownership | SoleOwner:
+        """Optimiser state shared out over replicas."""
+
+    def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
+        """This process's place among the stages of its replica."""
+
+    def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
+        """At the first process: the tensors of all stages, and of all replicas where these hold different ones."""
+
     def agree(self, flag: bool) -> bool:
         """Whether any process says yes; the same answer everywhere."""
 
@@ -80,6 +123,9 @@ class Team(Protocol):
 
     def require_equal(self, digest: str, what: str) -> None:
         """Stop all processes if one has another digest than rank 0."""
+
+    def require_equal_weights(self, model: nn.Module) -> None:
+        """Stop all processes if replicas hold different weights."""
 
     def close(self) -> None:
         """Leave the team."""
@@ -99,6 +145,26 @@ class Alone:
         """The values themselves."""
         return values
 
+    def add_stages(self, values: Tensor) -> Tensor:
+        """The values themselves."""
+        return values
+
+    def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
+        """Nobody to add up with."""
+        return self.add_up
+
+    def share_ownership(self, model: nn.Module) -> Ownership | SoleOwner:
+        """All belongs to one."""
+        return SoleOwner()
+
+    def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
+        """A pipeline needs others."""
+        raise ParallelError("a pipeline needs a process for each stage; set --shards")
+
+    def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
+        """The tensors themselves."""
+        return dict(tensors)
+
     def agree(self, flag: bool) -> bool:
         """The own answer."""
         return flag
@@ -108,6 +174,9 @@ class Alone:
         return text
 
     def require_equal(self, digest: str, what: str) -> None:
+        """Always equal."""
+
+    def require_equal_weights(self, model: nn.Module) -> None:
         """Always equal."""
 
     def close(self) -> None:
@@ -132,7 +201,7 @@ class ProcessTeam:
         self._replicas = [dist.new_group(topology.same_stage(stage)) for stage in range(topology.stages)][
             topology.stage
         ]
-        self.stages = [dist.new_group(topology.same_replica(r)) for r in range(topology.replicas)][topology.replica]
+        self._stages = [dist.new_group(topology.same_replica(r)) for r in range(topology.replicas)][topology.replica]
 
     @property
     def first(self) -> bool:
@@ -141,19 +210,59 @@ class ProcessTeam:
 
     def synchroniser(self, model: nn.Module) -> Synchroniser:
         """Buckets over replicas; a single replica needs none."""
-        if self.topology.replicas == 1:
-            return NoSynchroniser()
-        buckets = fill_buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
-        largest = max(bucket.flat.numel() for bucket in buckets)
-        return GradientSum(buckets, self._reduce(largest))
+        inner: Synchroniser = NoSynchroniser()
+        if self.topology.replicas > 1:
+            buckets = fill_buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
+            largest = max(bucket.flat.numel() for bucket in buckets)
+            inner = GradientSum(buckets, self._reduce(largest))
+        return inner if self.topology.stages == 1 else AgreedStop(inner, self.agree)
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over replicas; parts are added in the order of ranks, so one process would get the same bits."""
-        parts = [torch.empty_like(values) for _ in range(self.topology.replicas)]
-        dist.all_gather(parts, values, group=self._replicas)
-        for part in parts[1:]:
-            parts[0] += part
-        return parts[0]
+        """The sum over replicas."""
+        return _add(values, self._replicas)
+
+    def add_stages(self, values: Tensor) -> Tensor:
+        """The sum over the stages of this replica."""
+        return _add(values, self._stages)
+
+    def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
+        """Sums over neighbours; all processes make all groups, in the same order."""
+        topology = self.topology
+        members = [topology.same_stage(stage) for stage in range(topology.stages)]
+        spans = [ranks[i : i + replicas] for ranks in members for i in range(0, len(ranks), replicas)]
+        groups = [(ranks, dist.new_group(ranks)) for ranks in spans]
+        own = next(group for ranks, group in groups if topology.rank in ranks)
+        return lambda values: _add(values, own)
+
+    def share_ownership(self, model: nn.Module) -> Ownership | SoleOwner:
+        """Each replica of a stage owns a part of it."""
+        topology, ranks = self.topology, self.topology.same_stage(self.topology.stage)
+
+        def hand(flat: Tensor, replica: int) -> None:
+            dist.broadcast(flat, ranks[replica], group=self._replicas)
+
+        return Ownership(model, (topology.replica, topology.replicas), hand)
+
+    def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
+        """This process's place among the stages of its replica."""
+        return Pipeline(part, shapes, (self.topology.stage, self.topology.stages), self._stages, schedule)
+
+    def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
+        """Tensors travel to rank 0 as safetensors, one process after the other."""
+        found = dict(tensors)
+        for rank in range(1, self.topology.world if from_replicas else self.topology.stages):
+            if self.topology.rank == rank:
+                packed = pack_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+                data = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+                dist.send(torch.tensor([len(data)]), 0)
+                dist.send(data, 0)
+            elif self.first:
+                size = torch.zeros(1, dtype=torch.int64)
+                dist.recv(size, rank)
+                data = torch.empty(int(size), dtype=torch.uint8)
+                dist.recv(data, rank)
+                found.update(unpack_tensors(data.numpy().tobytes()))
+        return found
 
     def agree(self, flag: bool) -> bool:
         """Whether any process says yes."""
@@ -175,6 +284,19 @@ class ProcessTeam:
         if self.agree(self.tell(digest) != digest):
             raise ParallelError(
                 f"{what} differ between processes; start all of them with the same command and versions"
+            )
+
+    def require_equal_weights(self, model: nn.Module) -> None:
+        """Compare with the first replica of the same stage."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, tensor in model.state_dict().items():
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
+        first = own.clone()
+        dist.broadcast(first, self.topology.same_stage(self.topology.stage)[0], group=self._replicas)
+        if self.agree(not own.equal(first)):
+            raise ParallelError(
+                "replicas hold different weights; start all of them with the same command, versions and files"
             )
 
     def close(self) -> None:
@@ -226,8 +348,35 @@ def open_team(config: ParallelConfig) -> Iterator[Team]:
     team: Team = Alone() if topology.world == 1 else ProcessTeam(topology)
     try:
         yield team
+    except RuntimeError as error:
+        if not _is_loss(error):
+            raise
+        raise ParallelError(
+            f"rank {topology.rank} lost the others ({_first_words(error)}); go on with `convolve restore`"
+        ) from error
     finally:
         team.close()
+
+
+def _is_loss(error: RuntimeError) -> bool:
+    """Whether gloo, which knows no error of its own, complains that a process or the way to it is gone."""
+    return any(word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "timed out"))
+
+
+def _first_words(error: RuntimeError) -> str:
+    """The first sentence of an error of the library, without the line of its source."""
+    return re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()[0].partition(". ")[0]
+
+
+def _add(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Parts are added in the order of ranks, so one process that added them would get the same bits."""
+    parts = [torch.empty_like(values) for _ in range(group.size())]
+    if len(parts) == 1:
+        return values
+    dist.all_gather(parts, values.contiguous(), group=group)
+    for part in parts[1:]:
+        parts[0] += part
+    return parts[0]
 
 
 def _memory_folder() -> str | None:

@@ -14,7 +14,8 @@ from PIL import Image
 from convolve.report.calibration import calibrate
 from convolve.report.confusion import count_confusions, score_classes, worst_confusions
 from convolve.report.evidence import Evidence, Mistake, Pixels
-from convolve.report.plots import Line, draw_lines, draw_matrix, draw_reliability
+from convolve.report.numbers import NumbersStory, render_numbers
+from convolve.report.plots import Line, draw_lines, draw_matrix, draw_reliability, panel
 from convolve.report.tables import Points
 
 REPORT_FILE = "report.html"
@@ -26,7 +27,8 @@ _PICTURE_SIDE = 96
 
 @dataclass(frozen=True)
 class RunStory:
-    """All that a report tells about one run; `evidence` is None where nothing was validated."""
+    """All that a report tells about one run; `evidence` is None where nothing was validated, `numbers` where nothing
+    about number formats is worth telling."""
 
     name: str
     curves: Mapping[str, Points]
@@ -34,6 +36,7 @@ class RunStory:
     config: str
     environment: Mapping[str, Any]
     evidence: Evidence | None
+    numbers: NumbersStory | None = None
 
 
 def render(stories: Sequence[RunStory], written: str) -> str:
@@ -89,11 +92,7 @@ def _curves(stories: Sequence[RunStory]) -> str:
         "Learning rate": draw_lines(rates, "learning rate over epochs", lambda v: f"{v:.2g}"),
         "Images per second": draw_lines(speeds, "images per second over epochs", lambda v: f"{v:,.0f}"),
     }
-    return f'<section class="plots">{"".join(_panel(name, plot) for name, plot in plots.items())}</section>'
-
-
-def _panel(name: str, inner: str) -> str:
-    return f"<figure><figcaption>{escape(name)}</figcaption>{inner}</figure>"
+    return f'<section class="plots">{"".join(panel(name, plot) for name, plot in plots.items())}</section>'
 
 
 def _details(story: RunStory) -> str:
@@ -102,6 +101,8 @@ def _details(story: RunStory) -> str:
         parts.append('<p class="none">No test image was evaluated for this report.</p>')
     else:
         parts += [_calibration(story.evidence), _confusion(story.evidence), _mistakes(story.evidence)]
+    if story.numbers is not None:
+        parts.append(render_numbers(story.numbers))
     parts.append(f"<details><summary>Config</summary><pre>{escape(story.config)}</pre></details>")
     rows = "".join(
         f'<tr><th scope="row">{escape(str(k))}</th><td>{escape(str(v))}</td></tr>' for k, v in story.environment.items()
@@ -117,7 +118,7 @@ def _calibration(evidence: Evidence) -> str:
         f" test images. Expected calibration error {found.error:.2%}, negative log-likelihood "
         f"{found.negative_log_likelihood:.4f}. Temperature {found.temperature:.3f}, fitted on every second image, "
         f"takes the error of the others from {found.held_out_error:.2%} to {found.held_out_error_after:.2%}.</p>"
-        + _panel("Reliability: accuracy over confidence", draw_reliability(found.bins))
+        + panel("Reliability: accuracy over confidence", draw_reliability(found.bins))
     )
 
 

@@ -70,16 +70,34 @@ class _Frame:
         return inside if len(inside) <= 7 else [mark for mark in inside if f"{mark:e}"[0] == "1"]
 
 
-def draw_lines(lines: Sequence[Line], label: str, shown: Callable[[float], str], *, log: bool = False) -> str:
-    """A plot of curves over epochs; `label` is what a screen reader says."""
+def draw_lines(
+    lines: Sequence[Line],
+    label: str,
+    shown: Callable[[float], str],
+    *,
+    log: bool = False,
+    across: str = "epoch",
+    marks: Line | None = None,
+) -> str:
+    """A plot of curves; `label` is what a screen reader says, `marks` are places that are ticked at the bottom."""
     lines = [Line(line.name, thin(line.points), line.colour, line.faint) for line in lines if line.points]
     values = [y for line in lines for _, y in line.points]
     if not values:
         return f'<p class="none">{escape(label)}: nothing was recorded</p>'
     log = log and min(values) > 0 and max(values) / min(values) > 20
     frame = _Frame((0.0, max(x for line in lines for x, _ in line.points)), _range(values, log), log)
-    body = [_axes(frame, shown, "epoch"), *(_curve(frame, line) for line in lines)]
+    body = [_axes(frame, shown, across), *(_curve(frame, line) for line in lines)]
+    if marks is not None and marks.points:
+        body.append(_ticks(frame, marks))
+        lines.append(marks)
     return _wrap(body, label) + _legend(lines)
+
+
+def _ticks(frame: _Frame, marks: Line) -> str:
+    """Short strokes that rise from the bottom."""
+    floor = HEIGHT - BOTTOM
+    strokes = "".join(f"M{frame.across(x):.1f},{floor}v-14" for x, _ in thin(marks.points))
+    return f'<path class="line c{marks.colour % COLOURS}" d="{strokes}"/>'
 
 
 def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
@@ -155,6 +173,11 @@ def _cell(count: int, share: float, right: bool) -> str:
     kind = "right" if right else "wrong"
     shade = min(1.0, share if right else 4 * share)
     return f'<td class="{kind}" style="--s:{shade:.2f}">{count or ""}</td>'
+
+
+def panel(name: str, inner: str) -> str:
+    """A plot with its heading."""
+    return f"<figure><figcaption>{escape(name)}</figcaption>{inner}</figure>"
 
 
 def _wrap(parts: Sequence[str], label: str) -> str:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from convolve.data.dataset import Images
-from convolve.data.pictures import decode_picture
+from convolve.data.pictures import decode_in_thread
 from convolve.errors import ConvolveError, DataError
 from convolve.serving.batcher import Batcher, OverloadedError, Pace
 from convolve.serving.gradcam import paint, show_input
@@ -48,6 +48,7 @@ SAFE_HEADERS = {
     "Cache-Control": "no-store",
 }
 _DECODERS = 2
+_SMALL_BYTES, _SMALL_PIXELS = 32 * 1024, 64 * 64
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -248,9 +249,7 @@ class Server:
             self.bodies.release(body)
 
     async def _answer(self, batcher: Batcher, uploads: list[Upload], options: "_Options") -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        work = (loop.run_in_executor(self._decoders, self._prepare, batcher.model, one, options) for one in uploads)
-        prepared = await asyncio.gather(*work)
+        prepared = await self._prepare(batcher.model, uploads, options)
         good = [pixels for pixels in prepared if not isinstance(pixels, RefusedError)]
         if not good:
             raise next(error for error in prepared if isinstance(error, RefusedError))
@@ -265,14 +264,15 @@ class Server:
         ]
         return {"model": model.name, "version": model.version, "predictions": predictions}
 
-    def _prepare(self, model: Model, upload: Upload, options: "_Options") -> Images | RefusedError:
-        """The network's input from one upload; what is wrong with it is a value, since others may be fine."""
-        card, most = model.card, self.settings.limits.pixels
-        try:
-            picture = decode_picture(upload.data, Path(upload.name), channels=card.transform.channels, largest=most)
-            return fit_picture(picture, card, options.invert)
-        except DataError as error:
-            return RefusedError(413 if "pixels that are accepted" in str(error) else 400, str(error))
+    async def _prepare(self, model: Model, uploads: list[Upload], options: "_Options") -> list[Images | RefusedError]:
+        """The network's inputs. A small picture is decoded here, since the way to a thread and back takes longer."""
+        if len(uploads) == 1 and len(uploads[0].data) <= _SMALL_BYTES:
+            found = _decode(model, uploads[0], options, _SMALL_PIXELS)
+            if not (isinstance(found, RefusedError) and found.status == 413):
+                return [found]
+        loop, most = asyncio.get_running_loop(), self.settings.limits.pixels
+        work = (loop.run_in_executor(self._decoders, _decode, model, one, options, most) for one in uploads)
+        return await asyncio.gather(*work)
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,16 @@ class _Options:
             raise RefusedError(400, "top must be a whole number from 1 on")
         invert = switch("invert") if "invert" in given else None
         return cls(int(top) if top else None, invert, switch("input"), switch("explain"))
+
+
+def _decode(model: Model, upload: Upload, options: _Options, largest: int) -> Images | RefusedError:
+    """The network's input from one upload; what is wrong with it is a value, since others may be fine."""
+    card = model.card
+    try:
+        picture = decode_in_thread(upload.data, upload.name, channels=card.transform.channels, largest=largest)
+        return fit_picture(picture, card, options.invert)
+    except DataError as error:
+        return RefusedError(413 if "pixels that are accepted" in str(error) else 400, str(error))
 
 
 def _describe_answer(model: Model, options: _Options, pixels: Images, shares: Any, heat: Any) -> dict[str, Any]:

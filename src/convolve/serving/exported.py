@@ -36,11 +36,12 @@ _CARD_FILE = f"{CARD_KEY}.json"
 
 @dataclass(frozen=True)
 class Format:
-    """One export format: the end of its files' names, how to write one, how to run one."""
+    """One export format: the end of its files' names, how to write one, how to run one if it has a graph."""
 
     suffix: str
     write: Callable[[Classifier, Card, Path], None]
     open: Callable[[Path], tuple[Runner, Card]]
+    has_graph: bool = True
 
 
 @contextmanager
@@ -175,7 +176,7 @@ FORMATS: dict[str, Format] = {
     "onnx": Format(".onnx", _write_onnx, _open_onnx),
     "pt2": Format(".pt2", _write_pt2, _open_pt2),
     "aoti": Format(".aoti.pt2", _write_aoti, _open_aoti),
-    "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors),
+    "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, has_graph=False),
 }
 
 

@@ -66,12 +66,17 @@ class BodyReader:
         try:
             await asyncio.wait_for(self._fill(body, chunks), limits.body_seconds)
         except asyncio.TimeoutError:
-            self.held -= len(body)
+            self._drop(body)
             raise RefusedError(408, f"the body took longer than {limits.body_seconds:g} s") from None
         except BaseException:
-            self.held -= len(body)
+            self._drop(body)
             raise
         return bytes(body)
+
+    def _drop(self, body: bytearray) -> None:
+        """Give memory back at once: the refusal's traceback would keep the body alive until the next collection."""
+        self.held -= len(body)
+        body.clear()
 
     async def _fill(self, body: bytearray, chunks: AsyncIterator[bytes]) -> None:
         async for chunk in chunks:

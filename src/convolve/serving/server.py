@@ -5,6 +5,7 @@ import functools
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -148,6 +149,7 @@ def allow_many_files() -> None:
 def run_server(server: Server, host: str, port: int, announce: Callable[[str], object]) -> signal.Signals | None:
     """Serve until a signal comes; returns it."""
     allow_many_files()
+    warnings.filterwarnings("ignore", module="PIL")  # about odd metadata: the pixels count
     sys.setswitchinterval(SWITCH_SECONDS)
     limits = server.settings.limits
     config = uvicorn.Config(

@@ -107,3 +107,15 @@ def test_finished_runs_can_be_compared(stalled, tmp_path):
     assert {one.kind for one in report.candidates[1].layers} == {"weight"}
     with pytest.raises(ConfigError, match="at least two runs"):
         align.compare_runs(runs[:1], Plan(), tmp_path, SilentConsole())
+
+
+def test_native_kernels_are_compared_without_a_survey(tmp_path):
+    """Only emulated arithmetic can be looked at from inside; the first seed, which is surveyed, must train anyway."""
+    config = digits_config(
+        tmp_path / "unused", model="lenet5", batch_size=50, report=False, epochs=None, iterations=3, learning_rate=0.01
+    )
+    report = align.run(config, Plan(("32.32", "16.32:bf16:native"), walk_steps=1), tmp_path / "out", SilentConsole())
+    if "do not work on this CPU" in (report.candidates[1].failure or ""):
+        pytest.skip("bf16 kernels do not work on this CPU")
+    assert report.candidates[1].failure is None
+    assert len(report.candidates[1].accuracies) == 1

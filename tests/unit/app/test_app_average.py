@@ -95,7 +95,7 @@ def test_a_restored_run_has_the_same_running_average(tmp_path):
     given = {"batch_size": 100, "ema_decay": 0.9, "model": "lenet-bn", "report": False}
     long = train.run(digits_config(tmp_path / "long", epochs=2, **given), SilentConsole())
     train.run(digits_config(tmp_path / "short", epochs=1, **given), SilentConsole())
-    restore.run(tmp_path / "short", SilentConsole(), epochs=2)
+    restore.run(tmp_path / "short", SilentConsole(), restore.Changes(epochs=2))
     assert weights_hash(long.run_dir) == weights_hash(tmp_path / "short")
     one, other = (newest(path).tensors["averages"] for path in (long.run_dir, tmp_path / "short"))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -154,7 +154,7 @@ def test_a_restored_fine_tuning_needs_its_source_no_more(tmp_path, foreign):
     source.write_bytes(foreign.read_bytes())
     report = fine_tune(tmp_path / "run", source, freeze_until="layer2/0")
     source.unlink()
-    assert restore.run(report.run_dir, SilentConsole(), iterations=3).steps == 3
+    assert restore.run(report.run_dir, SilentConsole(), restore.Changes(iterations=3)).steps == 3
 
 
 @pytest.mark.parametrize(

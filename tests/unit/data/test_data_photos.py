@@ -172,7 +172,7 @@ def test_an_index_is_built_once_and_again_when_the_files_change(tmp_path, monkey
     opened(root)
     built = []
     make = index_room.make_index
-    monkeypatch.setattr("convolve.data.tars.make_index", lambda *given: built.append(1) or make(*given))
+    monkeypatch.setattr("convolve.data.index.make_index", lambda *given: built.append(1) or make(*given))
     opened(root)
     assert not built
     os.utime(root / "train-000001.tar", (1, 1))

@@ -9,7 +9,7 @@ from convolve.data.dataset import Split
 from convolve.data.loader import MemoryLoader
 from convolve.data.transform import Transform, fit_transform
 from convolve.engine.evaluation import evaluate
-from convolve.engine.executor import WholeExecutor
+from convolve.engine.executor import Setting, WholeExecutor
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts, clip_nothing, clip_to, train_step
@@ -44,7 +44,7 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
     def look(model):
         seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
 
-    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), 0)
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
     train_step(state, window, StepParts(lambda samples: 0.0, executor, look))
     images = torch.cat([batch.images for batch in window.batches])
     labels = torch.cat([batch.labels for batch in window.batches])
@@ -55,7 +55,7 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
 
 def test_a_step_moves_the_position_by_the_window():
     state, loader = make_state(), make_loader(make_split())
-    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), 0)
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
     for window, expected in zip(loader.windows(0, 0, (16, 16)), (16, 32, 37, 53), strict=False):
         train_step(state, window, StepParts(lambda samples: 0.1, executor, clip_nothing))
         assert state.samples == expected
@@ -92,7 +92,7 @@ def test_clipping_bounds_the_norm_of_the_gradient():
         clip_to(0.01)(model)
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
 
-    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), 0)
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
     train_step(state, next(loader.windows(0, 0, (16, 16))), StepParts(lambda samples: 0.1, executor, measure))
     assert norms == pytest.approx([0.01], rel=1e-3)
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from convolve.config import OptimConfig
 from convolve.errors import CheckpointError
-from convolve.optim.optimisers import RULES, build_optimiser, load_state, set_rate, state_tensors
+from convolve.optim.optimisers import RULES, build_optimiser, count_moments, load_state, set_rate, state_tensors
 
 
 def make_model(seed=0):
@@ -70,3 +70,18 @@ def test_state_of_an_unknown_parameter_is_refused():
     model = make_model()
     with pytest.raises(CheckpointError, match="state for 'ghost.exp_avg', which this model does not have"):
         load_state(build_optimiser(model, OptimConfig(optimiser="adam")), model, {"ghost.exp_avg": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rule", list(RULES))
+def test_moments_are_counted_as_they_are_really_kept(rule, momentum):
+    """What `convolve plan` calculates memory with."""
+    config = OptimConfig(optimiser=rule, momentum=momentum)
+    layer = nn.Conv2d(2, 3, 3)
+    optimiser = build_optimiser(layer, config)
+    layer(torch.ones(1, 2, 4, 4)).sum().backward()
+    optimiser.step()
+    kept = {slot for state in optimiser.state.values() for slot, value in state.items()
+            if torch.is_tensor(value) and value.ndim}  # fmt: skip
+    second = {"exp_avg_sq", "square_avg"}
+    assert count_moments(config) == (len(kept - second), len(kept & second))

@@ -2,12 +2,13 @@
 
 import json
 import zipfile
+from shutil import which
 
 import numpy as np
 import pytest
 import torch
 
-from convolve.app import export
+from convolve.app import export, train
 from convolve.app.assembly import choose_checkpoint, load_trained
 from convolve.app.console import SilentConsole
 from convolve.app.export import card_of, reference_runner
@@ -17,13 +18,18 @@ from convolve.config.schema import ModelConfig
 from convolve.data.transform import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.models import registry
+from convolve.models.batch_norm import BatchNorm2d, settle_batch_norms
+from convolve.models.folding import count_batch_norms, fold_batch_norms
 from convolve.serving.card import Card
 from convolve.serving.classifier import Classifier
-from convolve.serving.exported import open_export, read_weights, write_export
+from convolve.serving.exported import FORMATS, open_export, read_weights, write_export
 from convolve.serving.proof import compare, require_equal, sample_pixels
+from digit_runs import digits_config
 
 # Further networks join by name when the registry has them.
 PHOTO_MODELS = [name for name in ("resnet18", "efficientnet-b0") if name in registry.names()]
+
+SLOW_AOTI = pytest.param("aoti", marks=[pytest.mark.slow, pytest.mark.skipif(not which("g++"), reason="no g++")])
 
 needs_onnx = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -33,29 +39,43 @@ def run_folder(digits_run):
     return digits_run
 
 
+def learn_a_little(network):
+    """A few steps on noise: weights and statistics of norms leave their first values."""
+    optimiser = torch.optim.SGD(network.parameters(), 0.01)
+    network.train()
+    for step in range(5):
+        generator = torch.Generator().manual_seed(step)
+        images = torch.rand(16, *network.input_shape, generator=generator)
+        labels = torch.randint(10, (16,), generator=generator)
+        network.chance.move(0, step, 0)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        optimiser.step()
+        settle_batch_norms(network, lambda sums: sums, clean=True)
+
+
 def network_and_card(name):
     shape = (1, 28, 28) if name.startswith(("lenet", "cnn")) else (3, 32, 32)
     transform = Transform(shape[1], shape[2], (0.4,) * shape[0], (0.3,) * shape[0])
     network = registry.build(name, classes=10, input_shape=shape, seed=1, options=ModelConfig(model=name))
-    with torch.no_grad():  # norms get statistics of their own, so that the logits have some size
-        for step in range(20):
-            network.chance.move(0, step, 0)
-            network.train()(torch.rand(16, *shape, generator=torch.Generator().manual_seed(step)))
+    learn_a_little(network)
     network.eval()
     return network, Card(name, tuple("0123456789"), transform, "digit" if shape[0] == 1 else "photo", 5, "x")
 
 
 @needs_onnx
-@pytest.mark.parametrize("form", ["onnx", "pt2"])
+@pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
 @pytest.mark.parametrize("name", ["lenet-bn", *(pytest.param(name, marks=pytest.mark.slow) for name in PHOTO_MODELS)])
 def test_an_export_equals_its_network(name, form, tmp_path):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     network, card = network_and_card(name)
-    path = tmp_path / "model"
-    write_export(form, Classifier(network, card.transform), card, path)
+    path = tmp_path / f"model{FORMATS[form].suffix}"
+    write_export(form, Classifier(fold_batch_norms(network), card.transform), card, path)
     runner, stored = open_export(form, path)
     assert stored == card
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm2d)]
+    assert all(norm.running_mean.abs().max() > 0 and norm.running_var.min() != 1 for norm in norms)
 
     def reference(pixels):
         with torch.inference_mode():
@@ -68,11 +88,11 @@ def test_an_export_equals_its_network(name, form, tmp_path):
 
 
 @needs_onnx
-@pytest.mark.parametrize("form", ["onnx", "pt2"])
+@pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
 def test_an_export_answers_every_test_image_as_the_run_does(form, run_folder, tmp_path):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
-    report = export.run(run_folder, form, SilentConsole(), output=tmp_path / "out")
+    report = export.run(run_folder, form, SilentConsole(), output=tmp_path / f"out{FORMATS[form].suffix}")
     trained = load_trained(choose_checkpoint(run_folder))
     runner, card = open_export(form, report.path)
     reference = reference_runner(trained)
@@ -105,10 +125,31 @@ def test_int8_stays_near_the_network(run_folder, tmp_path):
     assert open_export("onnx", report.path)[1] == open_export("onnx", whole.path)[1]
 
 
+@needs_onnx
 @pytest.mark.slow
-def test_machine_code_equals_its_network(run_folder, tmp_path):
-    report = export.run(run_folder, "aoti", SilentConsole(), output=tmp_path / "model.aoti.pt2")
-    assert report.largest_difference <= 1e-4
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet-cifar"])
+def test_every_format_of_a_deep_network_answers_all_digits_alike(name, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+    train.run(digits_config(tmp_path / "run", model=name, report=False), SilentConsole())
+    trained = load_trained(choose_checkpoint(tmp_path / "run"))
+    runners = [reference_runner(trained)]
+    for form in ("onnx", "pt2", "aoti"):
+        report = export.run(tmp_path / "run", form, SilentConsole())
+        assert report.largest_difference <= 1e-4
+        runners.append(open_export(form, report.path)[0])
+    total = 0
+    for pixels, _ in each_test_batch(open_material(trained, SilentConsole())):
+        first, *others = (runner(pixels).argmax(1) for runner in runners)
+        assert all((first == other).all() for other in others)
+        total += len(pixels)
+    assert total == 297
+
+
+def test_a_graph_has_no_batch_norm_left(run_folder):
+    trained = load_trained(choose_checkpoint(run_folder))
+    assert count_batch_norms(trained.network) == 1
+    assert count_batch_norms(export.classifier_of(trained, "pt2")) == 0
+    assert count_batch_norms(export.classifier_of(trained, "safetensors")) == 1
 
 
 def test_weights_come_back_bit_for_bit(run_folder, tmp_path):
@@ -140,6 +181,8 @@ def test_a_wrong_export_is_refused():
 def test_wrong_orders_are_one_line(run_folder, tmp_path):
     with pytest.raises(ConfigError, match="--format pt3: no such format; did you mean pt2"):
         export.run(run_folder, "pt3", SilentConsole())
+    with pytest.raises(ConfigError, match="a package of machine code must end in .pt2"):
+        export.run(run_folder, "aoti", SilentConsole(), output=tmp_path / "model.aoti")
     with pytest.raises(ConfigError, match="eight-bit files are ONNX"):
         export.run(run_folder, "pt2", SilentConsole(), int8=True)
     (tmp_path / "file").write_text("")
@@ -157,7 +200,7 @@ def test_a_file_without_a_card_is_refused(tmp_path):
         Card.from_json("{}", "x")
 
 
-def each_test_batch_survive_the_way_through_a_transform():
+def test_pixels_survive_the_way_through_a_transform():
     pixels = np.random.default_rng(1).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
     transform = Transform(6, 5, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
     assert (to_pixels(transform(torch.from_numpy(pixels)), transform) == pixels).all()

@@ -2,7 +2,7 @@
 const at = (id) => document.getElementById(id);
 const SECONDS = 2;
 const PLOTS = [
-  { title: "Loss", training: "loss", validation: "validation_loss", show: (v) => String(+v.toPrecision(3)) },
+  { title: "Loss", training: "loss", validation: "validation_loss", show: (v) => String(+v.toPrecision(4)) },
   { title: "Accuracy", training: "accuracy", validation: "validation_accuracy", show: (v) => `${(100 * v).toFixed(1)}%` },
   { title: "Learning rate", training: "learning_rate", show: (v) => String(+v.toPrecision(3)) },
   { title: "Images per second", training: "images_per_second", show: (v) => Math.round(v).toLocaleString("en") },

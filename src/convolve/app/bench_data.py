@@ -32,7 +32,7 @@ class DataSpeed:
     starved: bool
 
 
-def run_data(config: Config, console: Console, *, images: int = 2000) -> DataSpeed:
+def run(config: Config, console: Console, *, images: int = 2000) -> DataSpeed:
     """Measure the host pipeline on `images` training samples, and a few steps of the network beside it."""
     material = gather_material(config, console)
     delivered = _measure_loader(material, config, images, console)

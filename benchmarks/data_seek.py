@@ -1,0 +1,113 @@
+"""Large sets in tars and TFRecords: how long their index takes, and how soon a restored run has its next batch.
+
+    python benchmarks/data_seek.py [--samples 200000] [--shards 100]
+
+Tiny synthetic pictures are written as WebDataset tars and as ImageNet TFRecords. For each format:
+
+    index    the first opening: seconds for a million pictures
+    open     every later opening, with the index from the cache: part of each start and restore
+    seek     from a position in an epoch (its beginning, its middle, its last batch, the middle of the 90th epoch) to
+             the first batch of pixels, by a loader that has fetched nothing yet
+
+Ends with status 1 where opening again and seeking together take a second or more at any position.
+"""
+
+import argparse
+import io
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from convolve import device
+
+device.prepare()
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from convolve.config.schema import DataConfig  # noqa: E402
+from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
+from convolve.data.feeding import fit_input, open_train_loader  # noqa: E402
+from convolve.data.formats import open_pictures  # noqa: E402
+from record_files import Sample, write_imagenet  # noqa: E402
+
+BATCH, CLASSES, MARK_SECONDS = 16, 10, 1.0
+
+
+def make_samples(count: int) -> list[Sample]:
+    """Few different pictures suffice: only places matter here."""
+    chance = np.random.default_rng(0)
+    pictures = []
+    for _ in range(CLASSES):
+        buffer = io.BytesIO()
+        Image.fromarray(chance.integers(0, 256, (16, 16, 3), np.uint8)).save(buffer, "JPEG")
+        pictures.append(buffer.getvalue())
+    return [(pictures[number % CLASSES], number % CLASSES) for number in range(count)]
+
+
+def write_tars(root: Path, train: list[Sample], test: list[Sample], shards: int) -> None:
+    root.mkdir()
+    for split, samples, parts in (("train", train, shards), ("validation", test, 1)):
+        for shard in range(parts):
+            with tarfile.open(root / f"{split}-{shard:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+                for row in range(shard * len(samples) // parts, (shard + 1) * len(samples) // parts):
+                    for ending, content in (("jpg", samples[row][0]), ("cls", str(samples[row][1]).encode())):
+                        member = tarfile.TarInfo(f"{row:09d}.{ending}")
+                        member.size = len(content)
+                        archive.addfile(member, io.BytesIO(content))
+
+
+def open_timed(root: Path) -> tuple[Dataset, float]:
+    began = time.perf_counter()
+    found = open_pictures(root, str(root), ignore_progress)
+    assert found is not None
+    return found, time.perf_counter() - began
+
+
+def seek(dataset: Dataset, position: int) -> float:
+    """Seconds to the first batch from a position, with a new loader."""
+    config = DataConfig(image_size=16, workers=2)
+    began = time.perf_counter()
+    loader = open_train_loader(dataset.train, fit_input(dataset.train, config), torch.device("cpu"), config)
+    window = next(loader.windows(0, position, (BATCH, BATCH)))
+    assert window.samples == min(BATCH, len(dataset.train) - position % len(dataset.train))
+    return time.perf_counter() - began
+
+
+def measure(kind: str, root: Path, count: int) -> bool:
+    """Print one format's figures; whether it holds the mark."""
+    _, indexing = open_timed(root)
+    dataset, opening = open_timed(root)
+    places = {"beginning": 0, "middle": count // 2, "last batch": count - 3, "epoch 90": 89 * count + count // 2}
+    seek(dataset, 0)
+    seeks = {name: seek(dataset, position) for name, position in places.items()}
+    print(f"{kind:<10} index {indexing:6.2f} s ({indexing / count * 1e6:.0f} s for a million)   open {opening:.3f} s")
+    for name, seconds in seeks.items():
+        print(f"{'':<10} seek to {name:<12} {seconds:.3f} s")
+    worst = opening + max(seeks.values())
+    print(f"{'':<10} open and seek {worst:.3f} s (under {MARK_SECONDS:g}) {'ok' if worst < MARK_SECONDS else 'MISSED'}")
+    return worst < MARK_SECONDS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=200_000)
+    parser.add_argument("--shards", type=int, default=100)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    train, test = make_samples(options.samples), make_samples(10)
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["CONVOLVE_CACHE"] = f"{scratch}/cache"
+        write_tars(Path(scratch, "tar"), train, test, options.shards)
+        write_imagenet(Path(scratch, "tfrecord"), train, test, options.shards)
+        held = [measure(kind, Path(scratch, kind), options.samples) for kind in ("tar", "tfrecord")]
+    return int(not all(held))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

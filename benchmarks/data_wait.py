@@ -1,0 +1,86 @@
+"""Does training wait for its data? ResNet-18 at 128 pixels from folders, tars, TFRecords and a raw store.
+
+    python benchmarks/data_wait.py FOLDER [--iterations 100] [--batch-size 4]
+
+FOLDER has train/ and val/ of JPEG pictures; the other formats are made from it in a scratch folder. Every run is an
+ordinary training with the defaults of the input (threads, cache); its share of waiting is read from `summary.json`.
+Ends with status 1 where it is 5 % or more in any format.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from convolve import device
+
+device.prepare()
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from convolve.app import train  # noqa: E402
+from convolve.app.console import SilentConsole  # noqa: E402
+from convolve.config.loading import resolve  # noqa: E402
+from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
+from convolve.data.formats import open_pictures  # noqa: E402
+from convolve.data.gallery import Gallery  # noqa: E402
+from convolve.data.prepare import Options, prepare  # noqa: E402
+from record_files import Sample, write_imagenet  # noqa: E402
+
+SIZE, STORED, MARK = 128, 160, 0.05
+
+
+def list_samples(gallery: Gallery) -> list[Sample]:
+    return [(gallery.source.read(row), label) for row, label in enumerate(gallery.labels.tolist())]
+
+
+def write_formats(dataset: Dataset, scratch: Path) -> None:
+    prepare(dataset, scratch / "tar", Options("webdataset"), 2, ignore_progress)
+    prepare(dataset, scratch / "raw store", Options("raw", size=STORED), 2, ignore_progress)
+    write_imagenet(scratch / "tfrecord", list_samples(dataset.train), list_samples(dataset.test), shards=8)
+
+
+def run(data: Path, run_dir: Path, options: argparse.Namespace) -> dict[str, float]:
+    """The summary of a training."""
+    given = {
+        "model": "resnet18",
+        "data_dir": data,
+        "image_size": SIZE,
+        "batch_size": options.batch_size,
+        "iterations": options.iterations,
+        "epochs": None,
+        "validation_mode": "none",
+        "log_freq": 20,
+        "curves": False,
+        "report": False,
+        "run_dir": run_dir,
+    }
+    train.run(resolve(None, None, given).config, SilentConsole())
+    found: dict[str, float] = json.loads((run_dir / "summary.json").read_text())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=4)
+    options = parser.parse_args()
+    dataset = open_pictures(options.folder, str(options.folder), ignore_progress)
+    if dataset is None:
+        print(f"{options.folder}: no pictures in it")
+        return 2
+    failed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        write_formats(dataset, Path(scratch))
+        for kind in ("folder", "tar", "tfrecord", "raw store"):
+            place = options.folder if kind == "folder" else Path(scratch, kind)
+            summary = run(place, Path(scratch, f"run-{kind}"), options)
+            share = summary["data_wait_share"]
+            failed |= share >= MARK
+            print(f"{kind:<10} waiting for data {share:6.2%} (under {MARK:.0%}) {'ok' if share < MARK else 'MISSED'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

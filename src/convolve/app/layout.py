@@ -1,0 +1,147 @@
+"""Cutting a network into the stages of a pipeline, and giving this process its part."""
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+
+from convolve.config import Config
+from convolve.engine.evaluation import evaluating
+from convolve.engine.state import Layout
+from convolve.errors import ConfigError, suggest
+from convolve.models.anatomy import describe
+from convolve.models.batch_norm import BatchNorm2d
+from convolve.models.network import Network
+from convolve.models.timing import time_blocks
+from convolve.parallel.balance import balance
+from convolve.parallel.stages import Pipeline
+from convolve.parallel.team import Team
+
+AUTO = ("auto",)
+MEASURING_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one process of a training holds: its part of the network, and how it is joined to the others."""
+
+    part: Network
+    layout: Layout
+    pipeline: Pipeline | None
+
+
+def take_place(network: Network, config: Config, team: Team) -> Place:
+    """This process's part of a network that every process has built whole, with the same weights."""
+    team.require_equal_weights(network)
+    parallel = config.parallel
+    if parallel.bn_span > 1:
+        _join_norms(network, parallel.bn_span, team)
+    part, elsewhere, shapes = network, tuple[str, ...](), None
+    if team.topology.stages > 1:
+        stages = cut(network, choose_splits(network, config, team))
+        _check_stages(network, stages)
+        own = stages[team.topology.stage]
+        coming, going = _edges(network, own)
+        part, shapes = network.part(own, coming), (coming, going)
+        elsewhere = tuple(name for name in network.blocks if name not in own)
+    if parallel.enable_recomputation:
+        part.recompute([pattern for pattern in parallel.recompute_checkpoints if _fits_here(part, network, pattern)])
+    layout = Layout(elsewhere, team.share_ownership(part)) if parallel.rts else Layout(elsewhere)
+    pipeline = team.join_pipeline(part, shapes, parallel.pipeline_schedule) if shapes else None
+    return Place(part, layout, pipeline)
+
+
+def check_splits(network: Network, config: Config) -> None:
+    """Stages must be able to begin where the config says; a sketch of the network is enough to know."""
+    splits, stages = config.parallel.pipeline_splits, config.parallel.shards
+    names = list(network.blocks)
+    if stages > len(names):
+        raise ConfigError(f"shards={stages}: {config.model.model} has {len(names)} blocks; ask for fewer stages")
+    if splits == AUTO:
+        return
+    wrong = next((name for name in splits if name not in names[1:]), None)
+    if wrong is not None:
+        problem = f"pipeline-splits={wrong}: no stage can begin there; {suggest(wrong, names[1:])}"
+    elif len(splits) != stages - 1:
+        problem = (
+            f"pipeline-splits names {len(splits)} blocks, but shards={stages} needs {stages - 1}, one for each stage "
+            "after the first; name as many, or let --pipeline-splits auto choose"
+        )
+    else:
+        _check_stages(network, cut(network, list(splits)))
+        return
+    raise ConfigError(f"{problem}\n{list_blocks(network, config.model.model)}")
+
+
+def choose_splits(network: Network, config: Config, team: Team) -> list[str]:
+    """The blocks at which stages begin, the first stage left out: as named, or balanced by times measured here."""
+    splits, stages = config.parallel.pipeline_splits, config.parallel.shards
+    names = list(network.blocks)
+    if splits != AUTO:
+        return sorted(splits, key=names.index)
+    chosen = ""
+    if team.first:
+        times = time_blocks(deepcopy(network), config.optim.batch_size, MEASURING_SECONDS).blocks
+        begins = balance([time.forward + time.backward for time in times], stages)
+        chosen = json.dumps([names[begin] for begin in begins[1:]])
+    return list(json.loads(team.tell(chosen)))
+
+
+def cut(network: Network, splits: list[str]) -> list[list[str]]:
+    """The names of the blocks of each stage."""
+    stages: list[list[str]] = [[]]
+    for name in network.blocks:
+        if name in splits:
+            stages.append([])
+        stages[-1].append(name)
+    return stages
+
+
+def list_blocks(network: Network, name: str) -> str:
+    """The blocks of a network with parameters, multiply-adds and activations of one sample, a line each."""
+    rows = describe(name, network).rows
+    width = max(len(row.name) for row in rows)
+    lines = [f"  {'block':{width}}  {'parameters':>12}  {'multiply-adds':>14}  {'activations':>12}"]
+    for row in rows:
+        kept = f"{row.activation_bytes / 1024:,.0f} KiB"
+        lines.append(f"  {row.name:{width}}  {row.parameters:>12,}  {row.multiply_adds:>14,}  {kept:>12}")
+    return "\n".join(lines)
+
+
+def _check_stages(network: Network, stages: list[list[str]]) -> None:
+    """Gradients flow only through stages that learn."""
+    blocks = network.blocks
+    for number, names in enumerate(stages):
+        if not any(one.requires_grad for name in names for one in blocks[name].parameters()):
+            raise ConfigError(
+                f"stage {number + 1} of {len(stages)} ({names[0]} to {names[-1]}) has no parameter to train; "
+                "move a split, or take fewer --shards"
+            )
+
+
+def _edges(network: Network, own: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of one sample before and after some of the blocks."""
+    device = next(network.parameters()).device
+    x = torch.zeros(1, *network.input_shape, device=device).contiguous(memory_format=torch.channels_last)
+    before = None
+    with evaluating(network):
+        for name, block in network.blocks.items():
+            before = tuple(x.shape[1:]) if name == own[0] else before
+            x = block(x)
+            if name == own[-1]:
+                break
+    assert before is not None, "the part has a first block"
+    return before, tuple(x.shape[1:])
+
+
+def _join_norms(network: Network, span: int, team: Team) -> None:
+    add = team.span(span)
+    for module in network.modules():
+        if isinstance(module, BatchNorm2d):
+            module.join(span, add)
+
+
+def _fits_here(part: Network, network: Network, pattern: str) -> bool:
+    """Whether a pattern is for this part; one that fits no block of the whole network is kept, and refused later."""
+    return part.has_block(pattern) or not network.has_block(pattern)

@@ -1,0 +1,161 @@
+"""`convolve plan`."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convolve import device
+from convolve.cli.describe import draw
+from convolve.cli.flags import Parser, add_config_flags, read_config
+from convolve.cli.output import print_json, print_table, size
+from convolve.config.spellings import translate
+from convolve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from convolve.app.plan import Means, Plan
+
+USAGE = "convolve plan [CONFIG] [--option value ...]     takes every option of `convolve train`"
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Show what a training would need and how fast it would be."""
+    options = _parser().parse(translate(arguments))
+    options.config = options.what or options.config
+    config = read_config(options)
+
+    device.prepare()
+    from convolve.app import plan
+
+    found, timetable = plan.run(config, _read_means(options))
+    if options.timetable is not None:
+        plan.write_timetable(found, timetable, options.timetable)
+    if options.json:
+        print_json(found)
+        return 0
+    for line in _tell(found):
+        print(line)
+    print_table(*_table(found))
+    for line in _tell_more(found):
+        print(line)
+    for line in draw(found.curve.points, rows=6):
+        print(line)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="convolve plan", usage=USAGE, description="What a training would need, and how fast it is.")
+    parser.add_argument("what", nargs="?", metavar="CONFIG", help="named config; `convolve configs` lists them")
+    parser.add_argument("--hosts", type=int, default=1, metavar="N", help="hosts that the devices are on [1]")
+    parser.add_argument("--cores", type=int, metavar="N", help="CPU cores of each host; unset: this one's")
+    parser.add_argument(
+        "--device-flops",
+        type=float,
+        metavar="X",
+        help="operations per second that a device reaches in training; unset: blocks are measured on this CPU",
+    )
+    parser.add_argument(
+        "--device-memory", metavar="SIZE", help="memory of one device, such as 900MB; unset: the device model's"
+    )
+    parser.add_argument(
+        "--latency", type=float, metavar="S", help="seconds of an empty message [2e-5; 5e-5 between hosts]"
+    )
+    parser.add_argument("--bandwidth", type=float, metavar="X", help="bytes per second [4e9; 1.25e9 between hosts]")
+    parser.add_argument("--timetable", type=Path, metavar="FILE.svg", help="draw the passes of one step into this file")
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    add_config_flags(parser)
+    return parser
+
+
+def _read_means(options: Namespace) -> Means:
+    from convolve.app.plan import Means
+
+    for name in ("hosts", "cores", "device_flops", "latency", "bandwidth"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name.replace('_', '-')}={value:g}: must be greater than 0")
+    memory = None if options.device_memory is None else read_bytes(options.device_memory)
+    return Means(options.hosts, options.cores, options.device_flops, memory, options.latency, options.bandwidth)
+
+
+def read_bytes(text: str) -> int:
+    """A size as people write it: 900MB, 32GiB, 1.5 GB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in UNITS:
+        raise ConfigError(f"device-memory={text}: must be a size such as 900MB or 32GiB")
+    return round(float(match[1]) * UNITS[match[2]])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _tell(plan: Plan) -> Iterator[str]:
+    length = plan.length
+    yield (
+        f"{plan.name}: {plan.model} on {_count(plan.devices, 'device')} of {_count(plan.hosts, 'host')}, "
+        f"{_count(plan.replicas, 'replica')} x {_count(len(plan.stages), 'stage')}, in {plan.precision}"
+    )
+    yield (
+        f"global batch {plan.global_batch_size:,} = {plan.batch_size:,} x {plan.micro_batches:,} x {plan.replicas:,}; "
+        f"{length.samples_per_epoch:,} images and {_count(length.steps_per_epoch, 'step')} per epoch, "
+        f"{_count(length.steps, 'step')} in {plan.curve.epochs:g} epochs"
+    )
+
+
+def _table(plan: Plan) -> tuple[Sequence[str], list[Sequence[object]]]:
+    headings = ("stage", "blocks", "parameters", "multiply-adds", "forward ms", "backward ms", "held")
+    rows: list[Sequence[object]] = [
+        (
+            index,
+            stage.first_block if stage.blocks == 1 else f"{stage.first_block} to {stage.last_block}",
+            stage.parameters,
+            stage.multiply_adds,
+            f"{stage.forward_ms:.2f}",
+            f"{stage.backward_ms:.2f}",
+            stage.held_micro_batches,
+            *map(size, (stage.memory.weights, stage.memory.gradients, stage.memory.optimiser)),
+            size(stage.memory.activations),
+            size(stage.memory_bytes),
+        )
+        for index, stage in enumerate(plan.stages)
+    ]
+    return (*headings, "weights", "gradients", "optimiser", "activations", "memory"), rows
+
+
+def _tell_more(plan: Plan) -> Iterator[str]:
+    room, passes, traffic, speed = plan.room, plan.passes, plan.traffic, plan.speed
+    verdict = "fits" if room.fits else "DOES NOT FIT"
+    need = max(stage.memory_bytes for stage in plan.stages)
+    yield (
+        f"memory: {size(need)} of {size(room.device_bytes)} ({room.source}): {verdict}; "
+        f"largest micro batch {room.largest_batch_size:,}"
+    )
+    yield from (f"  {line}" for line in room.advice)
+    if len(plan.stages) > 1:
+        yield (
+            f"pipeline: {passes.schedule}, bubble {passes.bubble:.1%} (even stages {passes.bubble_ideal:.1%}), "
+            f"stages begin at {' '.join(passes.splits)}"
+        )
+    if plan.replicas > 1:
+        yield (
+            f"all-reduce: {size(traffic.summed_bytes)} of gradients, each device sends {size(traffic.sent_bytes)} per "
+            f"step; {1e6 * traffic.latency:g} us + bytes / {traffic.bandwidth / 1e9:g} GB/s"
+        )
+    yield (
+        f"predicted: {speed.step_ms:,.2f} ms per step = passes {speed.passes_ms:,.2f} + sums {speed.exposed_ms:,.2f} + "
+        f"update {speed.update_ms:,.2f}; {speed.images_per_second:,.0f} images/s, "
+        f"epoch {_duration(speed.epoch_seconds)}, run {_duration(speed.run_seconds)}"
+    )
+    yield f"  times {speed.source}; input is taken to keep up (`convolve bench data` tells)"
+    yield f"learning rate: {plan.curve.schedule}, peak {plan.curve.peak:g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -1,0 +1,28 @@
+"""A verb in several processes of this host."""
+
+import sys
+from collections.abc import Sequence
+
+from convolve.config import Config
+from convolve.parallel.launch import run_attempts, start_processes
+from convolve.parallel.topology import Topology
+
+
+def start_job(arguments: Sequence[str], config: Config) -> int:
+    """Run a training's processes here; with --max-restarts again from the newest checkpoint after a failure."""
+    world = Topology(config.parallel.replicas, config.parallel.shards).world
+    if not config.parallel.max_restarts:
+        return start_processes(world, arguments)
+    from convolve.app.launch import settle_folder
+
+    folder = None
+    if arguments[0] == "train":
+        folder = settle_folder(config)
+        arguments = [*arguments, "--run-dir", str(folder)]
+    return run_attempts(
+        lambda words, _: start_processes(world, words),
+        arguments,
+        folder,
+        config.parallel.max_restarts,
+        lambda line: print(f"convolve: {line}", file=sys.stderr, flush=True),
+    )

@@ -1,0 +1,94 @@
+"""Small C files, compiled on first use with the system's compiler and kept in the cache.
+
+They speak plain C through pointers: no torch header, no extension module. Whatever is done in C has another form with
+the same bits, which does the work where there is no compiler, where it fails, or where `CONVOLVE_KERNEL=torch` asks for
+that.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from convolve import device
+
+COMPILERS = ("cc", "gcc", "clang")
+OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
+TIME_LIMIT = 120
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled C file."""
+
+    path: Path
+    loaded: ctypes.CDLL
+
+    def function(self, name: str, arguments: Sequence[Any]) -> Callable[..., int]:
+        """One of its functions that return an int. The interpreter is free for other threads during a call."""
+        found = getattr(self.loaded, name)
+        found.argtypes, found.restype = arguments, ctypes.c_int
+        return found  # type: ignore[no-any-return]
+
+
+@cache
+def load(package: str, file: str, options: tuple[str, ...] = ()) -> Library | str:
+    """A C file of a package, compiled for this CPU now if the cache does not have it; or why that cannot be."""
+    if os.environ.get("CONVOLVE_KERNEL") == "torch":
+        return "CONVOLVE_KERNEL=torch"
+    if sys.platform == "win32":
+        return "no native code on Windows"
+    source = resources.files(package).joinpath(file).read_bytes()
+    facts = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS, *options])
+    key = hashlib.sha256(source + facts.encode()).hexdigest()[:16]
+    path = device.cache_folder() / "native" / f"{Path(file).stem}-{key}.so"
+    try:
+        _make_private(path.parent)
+        if not path.exists():
+            _compile(source, options, path)
+        return Library(path, ctypes.CDLL(str(path)))
+    except (OSError, subprocess.SubprocessError, _NotMadeError) as error:
+        # Also a library of another machine in a shared cache, or a damaged one.
+        return " ".join(str(error).split())
+
+
+class _NotMadeError(Exception):
+    """Why there is no library."""
+
+
+def _make_private(folder: Path) -> None:
+    """What is loaded from here runs as the user, so nobody else may write here."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _NotMadeError(f"{folder}: others may write there")
+
+
+def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
+    """Compile into a file of our own first: other processes see the whole library or none."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise _NotMadeError("no C compiler")
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        draft = Path(scratch) / path.name
+        done = subprocess.run(
+            [compiler, *OPTIONS, *options, "-x", "c", "-", "-o", str(draft)],
+            input=source,
+            capture_output=True,
+            timeout=TIME_LIMIT,
+            check=False,
+        )
+        if done.returncode:
+            raise _NotMadeError(f"{compiler} failed: {done.stderr.decode(errors='replace'):.200}")
+        draft.replace(path)

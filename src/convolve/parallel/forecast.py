@@ -1,0 +1,152 @@
+"""A training that exists on paper: its stages, their memory, the timetable of a step, and the time that a step takes.
+
+step := the slowest stage's  last backward pass, sums that it could not hide, update
+sums    gradients travel over replicas in buckets, each as soon as the last backward pass has made it
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from convolve.errors import ConfigError, suggest
+from convolve.parallel.balance import balance
+from convolve.parallel.buckets import BUCKET_BYTES
+from convolve.parallel.links import Link, finish_sums
+from convolve.parallel.memory import Block, Budget, StageMemory
+from convolve.parallel.timetable import StageTime, Timetable, count_held, draw_up
+
+
+@dataclass(frozen=True)
+class Work:
+    """One block: what it costs in memory, and seconds of a micro batch in it."""
+
+    block: Block
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of a network, laid out over stages; `begins` are the indices at which stages begin."""
+
+    works: tuple[Work, ...]
+    begins: tuple[int, ...]
+    schedule: str
+    micro_batches: int
+    budget: Budget
+
+    @cached_property
+    def stages(self) -> tuple[tuple[Work, ...], ...]:
+        """The blocks of each stage."""
+        ends = (*self.begins[1:], len(self.works))
+        return tuple(self.works[begin:end] for begin, end in zip(self.begins, ends, strict=True))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the blocks at which the stages after the first begin."""
+        return tuple(self.works[begin].block.name for begin in self.begins[1:])
+
+    def held(self, stage: int, stages: int | None = None) -> int:
+        """The most micro batches that a stage holds at a time."""
+        return count_held(self.schedule, stage, stages or len(self.begins), self.micro_batches)
+
+    def memory(self, stage: int) -> StageMemory:
+        """What a stage needs."""
+        return self.budget.need([work.block for work in self.stages[stage]], self.held(stage))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has room on its device."""
+        return all(self.memory(stage).total <= self.budget.limit for stage in range(len(self.begins)))
+
+    def timetable(self, link: Link) -> Timetable:
+        """One step, with the messages between stages."""
+        samples, width = self.budget.load.samples, self.budget.storage.compute_bytes
+        following = (*self.stages[1:], ())
+        times = [
+            StageTime(
+                sum(work.forward for work in stage),
+                sum(work.backward for work in stage),
+                link.message(samples * width * after[0].block.input_values) if after else 0.0,
+            )
+            for stage, after in zip(self.stages, following, strict=True)
+        ]
+        return draw_up(self.schedule, times, self.micro_batches)
+
+    def split_at(self, names: Sequence[str]) -> "Layout":
+        """Stages that begin at named blocks."""
+        known = [work.block.name for work in self.works]
+        for name in names:
+            if name not in known[1:]:
+                raise ConfigError(
+                    f"pipeline-splits={name}: no block of that name can begin a stage; {suggest(name, known[1:])}"
+                )
+        return replace(self, begins=(0, *sorted(known.index(name) for name in names)))
+
+    def rebalanced(self, stages: int) -> "Layout":
+        """The same network in so many stages, the slowest as quick as can be among all cuts that fit.
+
+        Where no cut fits, memory is left aside; `fits` tells.
+        """
+        costs = [work.forward + work.backward for work in self.works]
+        held = [self.held(stage, stages) for stage in range(stages)]
+
+        def fits(stage: int, begin: int, end: int) -> bool:
+            return self.budget.fits([work.block for work in self.works[begin:end]], held[stage])
+
+        try:
+            begins = balance(costs, stages, fits)
+        except ConfigError:
+            begins = balance(costs, stages)
+        return replace(self, begins=tuple(begins))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step: passes and messages of the pipeline, sums that nothing hides, and the update."""
+
+    passes: float
+    exposed: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.passes + self.exposed + self.update
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Copies of a pipeline that add their gradients up, and what an update costs per trained weight."""
+
+    replicas: int
+    link: Link
+    update_seconds: float
+    gradient_bytes: int
+
+
+def predict_step(layout: Layout, timetable: Timetable, replication: Replication) -> StepTime:
+    """The time of one step."""
+    passes = timetable.seconds
+    summed = updated = passes
+    for index, stage in enumerate(layout.stages):
+        began = timetable.last_backward(index).begin
+        ready = [(began + moment, size) for moment, size in fill_buckets(stage, replication.gradient_bytes)]
+        done = finish_sums(ready, replication.link, replication.replicas)
+        trained = sum(work.block.trained for work in stage)
+        summed = max(summed, done)
+        updated = max(updated, done + replication.update_seconds * trained)
+    return StepTime(passes, summed - passes, updated - summed)
+
+
+def fill_buckets(stage: Sequence[Work], width: int) -> Iterator[tuple[float, int]]:
+    """When each bucket of a stage is complete within its last backward pass, and how many bytes it has."""
+    clock, size = 0.0, 0
+    for work in reversed(stage):
+        clock += work.backward
+        size += width * work.block.trained
+        if size >= BUCKET_BYTES:
+            yield clock, size
+            size = 0
+    if size:
+        yield clock, size

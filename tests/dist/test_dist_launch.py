@@ -1,0 +1,242 @@
+"""A job over two hosts: it trains, survives what can break, and says in one line what it cannot survive.
+
+The hosts are network namespaces with host names of their own, joined by a virtual cable; making them takes root.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from digit_runs import weights_hash
+
+pytestmark = pytest.mark.dist
+
+TRAIN = ["--config", "lenet-digits", "--epochs", "4", "--batch-size", "16", "--threads", "1", "--no-curves"]
+TRAIN += ["--no-report", "--learning-rate", "0.01", "--optimiser", "momentum"]
+SHELL = "ip netns exec {host} unshare --uts sh -c 'hostname {host} && exec sh -c \"$1\"' sh"
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    """Two hosts and the cable between them."""
+
+    def __init__(self):
+        mark = f"{os.getpid() % 100000}"
+        self.names = (f"cva{mark}", f"cvb{mark}")
+        self.cable = (f"va{mark}", f"vb{mark}")
+
+    def build(self):
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", self.cable[0], "type", "veth", "peer", "name", self.cable[1])
+        for number, (name, end) in enumerate(zip(self.names, self.cable, strict=True), start=1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "link", "set", end, "name", "eth0")
+            ip("-n", name, "addr", "add", f"10.213.7.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "eth0", "up")
+
+    def remove(self):
+        for name in self.names:
+            self.kill(name)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    def kill(self, name):
+        found = subprocess.run(["ip", "netns", "pids", name], check=False, capture_output=True, text=True)
+        for pid in found.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+
+    def cut(self):
+        ip("-n", self.names[1], "link", "set", "eth0", "down")
+
+    def mend(self):
+        ip("-n", self.names[1], "link", "set", "eth0", "up")
+
+    def words(self, *options):
+        own = ["--hosts", ",".join(self.names), "--remote-shell", SHELL, "--master-addr", "10.213.7.1"]
+        return ["launch", *own, "--interface", "eth0", *map(str, options)]
+
+
+@pytest.fixture
+def hosts():
+    pair = Hosts()
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        pytest.skip("needs the commands ip and unshare")
+    try:
+        pair.build()
+    except subprocess.CalledProcessError as error:
+        pair.remove()
+        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+    yield pair
+    pair.remove()
+
+
+@pytest.fixture
+def unbroken(command, tmp_path):
+    """The weights of one process that sees the same micro batches; proven equal to two replicas elsewhere."""
+    alone = command("train", *TRAIN, "--gradient-accumulation-count", 2, "--run-dir", tmp_path / "alone")
+    assert alone.returncode == 0, alone.stderr
+    return weights_hash(tmp_path / "alone")
+
+
+class Running:
+    """A job that is under way, with the lines that it has said."""
+
+    def __init__(self, words, folder):
+        self.lines = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "convolve", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=os.environ,
+        )  # fmt: skip
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def wait_for(self, text, seconds=90):
+        end = time.monotonic() + seconds
+        while not any(text in line for line in list(self.lines)):
+            assert time.monotonic() < end and self.process.poll() is None, "".join(self.lines)
+            time.sleep(0.02)
+
+    def finish(self, seconds=150):
+        code = self.process.wait(timeout=seconds)
+        self.reader.join(timeout=10)
+        self.process.stdout.close()
+        return code, "".join(self.lines)
+
+
+def find_rank(rank, run_dir):
+    """The process of one rank of a run, by what it was started with."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in environment and str(run_dir).encode() in words:
+            return int(entry.name)
+    raise AssertionError(f"rank {rank} is not there")
+
+
+def launch(hosts, tmp_path, *options):
+    words = hosts.words("--num-replicas", 2, "--patience", 12, *options, "--", "train", *TRAIN)
+    return Running([*words, "--run-dir", str(tmp_path / "run")], tmp_path)
+
+
+def test_two_hosts_train_and_survive_a_killed_rank_with_the_weights_of_an_unbroken_run(hosts, unbroken, tmp_path):
+    job = launch(hosts, tmp_path, "--max-restarts", 2)
+    job.wait_for("epoch 1.5")
+    os.kill(find_rank(1, tmp_path / "run"), signal.SIGKILL)
+    code, output = job.finish()
+    assert code == 0, output
+    assert "attempt 1 of 3 ended" in output and "restored step-" in output
+    assert "[rank 0] test accuracy" in output
+    assert weights_hash(tmp_path / "run") == unbroken
+
+
+@pytest.mark.slow
+def test_a_killed_host_is_survived(hosts, unbroken, tmp_path):
+    job = launch(hosts, tmp_path, "--max-restarts", 2)
+    job.wait_for("epoch 1.5")
+    hosts.kill(hosts.names[1])
+    code, output = job.finish()
+    assert code == 0, output
+    assert weights_hash(tmp_path / "run") == unbroken
+
+
+@pytest.mark.slow
+def test_a_cut_link_is_survived_once_it_is_mended(hosts, unbroken, tmp_path):
+    job = launch(hosts, tmp_path, "--max-restarts", 3)
+    job.wait_for("epoch 1.5")
+    hosts.cut()
+    job.wait_for("starting again", seconds=60)
+    hosts.mend()
+    code, output = job.finish()
+    assert code == 0, output
+    assert weights_hash(tmp_path / "run") == unbroken
+
+
+@pytest.mark.slow
+def test_a_cut_link_ends_a_job_without_restarts_in_time_with_a_line(hosts, tmp_path):
+    job = launch(hosts, tmp_path)
+    job.wait_for("epoch 1.5")
+    began = time.monotonic()
+    hosts.cut()
+    code, output = job.finish()
+    assert code == 1 and time.monotonic() - began < 40
+    assert "lost the others" in output
+    assert "Traceback" not in output
+
+
+def test_a_host_that_cannot_be_reached_is_named(hosts, command):
+    words = hosts.words("--num-replicas", 2)
+    words[words.index("--hosts") + 1] = f"{hosts.names[0]},nowhere"
+    done = command(*words, "--", "train", *TRAIN)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "host nowhere cannot run convolve there" in done.stderr
+
+
+def test_a_host_that_does_not_answer_is_named_in_time(command):
+    began = time.monotonic()
+    done = command("launch", "--hosts", "asleep", "--remote-shell", "sh -c 'sleep 60' {host}", "--patience", 2,
+                   "--num-replicas", 2, "--", "train", *TRAIN)  # fmt: skip
+    assert done.returncode == 1 and time.monotonic() - began < 30
+    assert done.stderr == "convolve: host asleep does not answer; check its name and the way to it\n"
+
+
+def test_a_host_with_another_version_is_named(command):
+    pretended = 'sh -c \'echo {{\\"convolve\\": \\"0.0.7\\", \\"torch\\": \\"1\\"}}\' {host}'
+    done = command("launch", "--hosts", "localhost,other", "--remote-shell", pretended, "--num-replicas", 2,
+                   "--", "train", *TRAIN)  # fmt: skip
+    assert done.returncode == 1
+    assert "host other has convolve 0.0.7, torch 1, unlike localhost" in done.stderr
+
+
+def test_a_job_on_one_host_stops_on_a_signal_with_a_checkpoint(tmp_path):
+    words = ["launch", "--num-instances", "2", "--num-replicas", "2", "--max-restarts", "2", "--", "train", *TRAIN]
+    job = Running([*words, "--run-dir", str(tmp_path / "run")], tmp_path)
+    job.wait_for("epoch 1.5")
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.finish()
+    assert code == 143, output
+    assert "stopped by SIGTERM" in output and "starting again" not in output
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_replicas_of_one_command_restart_by_themselves(unbroken, tmp_path):
+    given = [*TRAIN, "--replicas", "2", "--max-restarts", "1", "--run-dir", str(tmp_path / "run")]
+    job = Running(["train", *given], tmp_path)
+    job.wait_for("epoch 1.5")
+    os.kill(find_rank(1, tmp_path / "run"), signal.SIGKILL)
+    code, output = job.finish()
+    assert code == 0, output
+    assert weights_hash(tmp_path / "run") == unbroken
+
+
+def test_processes_with_another_config_are_named(tmp_path):
+    """Each rank as started by hand; the second one has another seed."""
+    port = str(25000 + os.getpid() % 5000)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "convolve", "train", *TRAIN, "--replicas", "2", "--seed", str(rank)],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert any("configs differ between processes" in text for text in errors)

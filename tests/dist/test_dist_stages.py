@@ -1,0 +1,225 @@
+"""Stages, recomputation, spans and shared-out state change nothing: the weights are those of one plain process."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from digit_runs import digits_config, weights_hash
+from process_runs import restore_together, train_together
+from safetensors.torch import load_file
+
+from convolve.app.restore import Changes
+from convolve.errors import ConfigError
+
+pytestmark = pytest.mark.dist
+
+# 26 steps reach the second epoch, past a window that ends with a short micro batch.
+SHORT = {"epochs": None, "iterations": 26, "batch_size": 16, "gradient_accumulation_count": 4, "report": False}
+SHORT |= {"optimiser": "momentum", "learning_rate": 0.01}
+SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
+MADE = {}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train in the layout asked for; the run folder and the report."""
+
+    def start(name="run", **given):
+        report = train_together(digits_config(tmp_path / name, **{**SHORT, **given}))
+        return tmp_path / name, report
+
+    return start
+
+
+@pytest.fixture
+def plain(tmp_path_factory):
+    """The folder of a training in one process, each made once."""
+
+    def start(**given):
+        key = tuple(sorted(given.items()))
+        if key not in MADE:
+            MADE[key] = tmp_path_factory.mktemp("plain") / "run"
+            train_together(digits_config(MADE[key], **{**SHORT, **given}))
+        return MADE[key]
+
+    return start
+
+
+def tensors(folder, *parts):
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return {
+        f"{part}.{name}": value
+        for part in parts or ("model", "optimizer")
+        for name, value in load_file(newest / f"{part}.safetensors").items()
+    }
+
+
+def same_bits(one, other, *parts):
+    first, second = tensors(one, *parts), tensors(other, *parts)
+    assert first.keys() == second.keys()
+    return all(first[name].equal(second[name]) for name in first)
+
+
+def largest_difference(one, other, *parts):
+    first, second = tensors(one, *parts), tensors(other, *parts)
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "Grouped", "sequential"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_equal_one_process_bit_for_bit(plain, run, stages, schedule):
+    """Batch-norm statistics and optimiser state included, a short micro batch too; every test image is counted once."""
+    folder, report = run(
+        model="lenet-bn", shards=stages, pipeline_splits=SPLITS[stages], pipeline_schedule=schedule
+    )
+    assert same_bits(plain(model="lenet-bn"), folder)
+    assert report.test_samples == 297
+
+
+def test_a_stage_may_begin_with_a_layer_that_works_in_place(plain, run):
+    given = {"model": "resnet8-cifar", "iterations": 4}
+    folder, _ = run(**given, shards=2, pipeline_splits=["relu"])
+    assert same_bits(plain(**given), folder)
+
+
+def test_dropout_clipping_average_and_adam_are_the_same_under_stages(plain, run):
+    given = {"model": "cnn-wide", "clip_norm": 0.5, "ema_decay": 0.9, "optimiser": "adam"}
+    folder, _ = run(**given, shards=2)
+    assert largest_difference(plain(**given), folder, "model", "averages") <= 1e-6
+
+
+def test_sixteen_bit_arithmetic_is_the_same_under_stages(plain, run):
+    """Roundings are drawn by place and parameter, so a stage draws what the whole network would."""
+    given = {"model": "lenet-bn", "precision": "16.16"}
+    folder, _ = run(**given, shards=2, pipeline_splits=["bn1"])
+    assert same_bits(plain(**given), folder)
+
+
+def test_mixed_targets_reach_the_last_stage(plain, run):
+    given = {"model": "lenet-bn", "mixup_alpha": 0.2, "label_smoothing": 0.1}
+    folder, _ = run(**given, shards=2)
+    assert same_bits(plain(**given), folder)
+
+
+def test_two_replicas_of_two_stages_equal_two_replicas(run):
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2}
+    replicas, _ = run("replicas", **given)
+    folder, report = run(**given, shards=2, pipeline_splits=["bn1"])
+    assert same_bits(replicas, folder)
+    assert report.test_samples == 297
+
+
+@pytest.mark.parametrize("kept", [[], ["pool*"]])
+def test_recomputation_changes_no_bit(plain, run, kept):
+    """Dropout meets the same masks, and batch norm counts each sample once."""
+    for model in ("cnn-wide", "lenet-bn"):
+        folder, _ = run(model, model=model, enable_recomputation=True, recompute_checkpoints=kept)
+        assert same_bits(plain(model=model), folder)
+
+
+def test_recomputation_changes_no_bit_of_sixteen_bit_arithmetic(plain, run):
+    given = {"model": "lenet-bn", "precision": "16.16"}
+    folder, _ = run(**given, enable_recomputation=True)
+    assert same_bits(plain(**given), folder)
+
+
+def test_stages_recompute_too(plain, run):
+    folder, _ = run(model="lenet-bn", enable_recomputation=True, recompute_checkpoints=["bn1"], shards=2)
+    assert same_bits(plain(model="lenet-bn"), folder)
+
+
+@pytest.mark.parametrize("optimiser", ["momentum", "adam", "muon"])
+def test_shared_out_state_equals_plain_state(run, optimiser):
+    """Each replica keeps half of the optimiser's state; the checkpoint has it all."""
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": optimiser}
+    usual, _ = run("usual", **given)
+    folder, _ = run(**given, rts=True)
+    assert same_bits(usual, folder)
+
+
+def test_a_run_with_shared_out_state_restores_to_the_same_bits(run):
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "adam"}
+    usual, _ = run("usual", **given)
+    folder, _ = run(**given, rts=True, iterations=10)
+    restore_together(folder, Changes(iterations=26))
+    assert same_bits(usual, folder)
+
+
+def test_a_span_of_two_replicas_equals_one_with_the_joined_batch(run):
+    """At a small rate: where two values tie in a max-pool, rounding decides, and larger steps make that visible."""
+    given = {"model": "lenet-bn", "generated_data": True, "iterations": 20, "gradient_accumulation_count": 2}
+    given |= {"learning_rate": 0.0002}
+    joined, _ = run("joined", **given, batch_size=32)
+    folder, _ = run(**given, replicas=2, bn_span=2)
+    assert largest_difference(joined, folder, "model") <= 1e-6
+
+
+def test_identical_seeding_changes_the_masks_of_the_second_replica(run):
+    given = {"model": "cnn-wide", "replicas": 2, "gradient_accumulation_count": 1, "iterations": 3}
+    usual, _ = run("usual", **given)
+    alike, _ = run("alike", **given, identical_replica_seeding=True)
+    assert not same_bits(usual, alike, "model")
+
+
+def test_a_checkpoint_of_four_stages_goes_on_in_two_and_in_one(plain, run):
+    moved, _ = run(model="lenet-bn", iterations=9, shards=4)
+    restore_together(moved, Changes(iterations=18, parallel={"shards": 2}))
+    restore_together(moved, Changes(iterations=26, parallel={"shards": 1}))
+    assert same_bits(plain(model="lenet-bn"), moved)
+
+
+def test_a_run_of_one_process_goes_on_in_stages_and_replicas(plain, run):
+    """A step keeps its 4 micro batches: 2 replicas take 2 each."""
+    moved, _ = run(model="lenet5", iterations=13)
+    restore_together(moved, Changes(iterations=26, parallel={"shards": 2, "replicas": 2}))
+    assert largest_difference(plain(model="lenet5"), moved, "model") <= 1e-6
+
+
+def test_replicas_that_cannot_share_a_step_are_refused_at_restore(plain):
+    with pytest.raises(ConfigError, match="replicas=3: a step of this run has 4 micro batches"):
+        restore_together(plain(model="lenet-bn"), Changes(parallel={"replicas": 3}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ({"shards": 2, "pipeline_splits": ["conv3"]}, "pipeline-splits=conv3: no stage can begin there"),
+        ({"shards": 3, "pipeline_splits": ["conv2"]}, "names 1 blocks, but shards=3 needs 2"),
+    ],
+)
+def test_a_wrong_split_lists_the_blocks_with_their_costs(command, layout, problem):
+    words = ["--shards", layout["shards"], "--pipeline-splits", *layout["pipeline_splits"]]
+    done = command("train", "--config", "lenet-digits", "--model", "lenet-bn", *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.split()[:3] == ["conv2", "25,050", "1,600,000"]]
+
+
+def test_a_stage_with_nothing_to_train_is_refused(command):
+    split = ["--shards", 2, "--pipeline-splits", "fc1", "--freeze-until", "fc1"]
+    done = command("train", "--config", "lenet-digits", "--model", "lenet-bn", *split)
+    assert done.returncode == 2
+    assert "stage 1 of 2 (conv1 to flatten) has no parameter to train" in done.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_or_killed_stage_ends_the_job_and_restores_to_the_same_bits(command, tmp_path, how):
+    given = ["--config", "lenet-digits", "--epochs", "4", "--shards", "2", "--gradient-accumulation-count", "2"]
+    given += ["--threads", "1", "--no-curves", "--no-report", "--pipeline-splits", "conv2"]
+    whole = command("train", *given, "--run-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    words = [sys.executable, "-m", "convolve", "train", *given, "--run-dir", str(tmp_path / "broken")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+    for line in process.stdout:
+        if "epoch 1.5" in line:
+            break
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    os.kill(process.pid if how is signal.SIGTERM else int(children.stdout.split()[-1]), how)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    again = command("restore", tmp_path / "broken")
+    assert again.returncode == 0, again.stderr
+    assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")

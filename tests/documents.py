@@ -1,0 +1,53 @@
+"""The commands and tables of Markdown pages, and a folder with what the pages assume to be there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from convolve.cli.main import dispatch
+from convolve.data.builtin import load_digits
+from convolve.errors import ConvolveError
+
+ROOT = Path(__file__).parents[1]
+
+
+def commands(page):
+    """Every line of the page's ```sh blocks as words."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def tables(page):
+    """Every table of a page as (header, rows) of cells; `\\|` is a bar inside a cell."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.M):
+        lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
+        header, _, *rows = [[cell.strip() for cell in line] for line in lines]
+        found.append((header, rows))
+    return found
+
+
+def fill_desk(folder):
+    """A few pictures of digits."""
+    pictures = folder / "digits"
+    pictures.mkdir()
+    for index, image in enumerate(load_digits().test.images[:5]):
+        Image.fromarray(image[:, :, 0]).save(pictures / f"{index}.png")
+    Image.open(pictures / "0.png").save(folder / "digit.png")
+
+
+def run_command(words, name):
+    """Run a command in this process, since a new one for each would spend most of its time importing torch."""
+    line = shlex.join(words)
+    assert words[0] == "convolve", f"{name}: `{line}` is not a convolve command; use a text block"
+    try:
+        code = dispatch(words[1:])
+    except SystemExit as ended:
+        code = ended.code
+    except ConvolveError as error:
+        pytest.fail(f"{name}: {line}: {error}")
+    assert code == 0, f"{name}: {line} ended with {code}"

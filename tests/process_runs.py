@@ -1,0 +1,85 @@
+"""Trainings of several processes, forked from one that has imported everything, so that each starts at once."""
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+
+from convolve.app import restore, train
+from convolve.app.console import SilentConsole
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["convolve.app.train", "convolve.app.restore"])
+PATIENCE = 120
+
+
+def train_together(config):
+    """Train a config in as many processes as its layout asks for; the report of the first one."""
+    if config.parallel.replicas * config.parallel.shards == 1:
+        return train.run(config, SilentConsole())
+    return Job(config.parallel, train.run, config).finish()
+
+
+def restore_together(folder, changes):
+    """Go on with a run in another layout; the report of the first process."""
+    layout = changes.apply(restore.read_config(folder)).parallel
+    if layout.replicas * layout.shards == 1:
+        return restore.run(folder, SilentConsole(), changes)
+    return Job(layout, restore_run, folder, changes).finish()
+
+
+def restore_run(folder, changes, console):
+    """`restore.run` with the console last."""
+    return restore.run(folder, console, changes)
+
+
+class Job:
+    """The processes of one training."""
+
+    def __init__(self, layout, work, *given):
+        world = layout.replicas * layout.shards
+        environment, pipes = _environment(world), [FORKS.Pipe(duplex=False) for _ in range(world)]
+        self.processes = [
+            FORKS.Process(target=_child, args=(rank, environment, pipes[rank][1], work, given)) for rank in range(world)
+        ]
+        self.answers = [pipe[0] for pipe in pipes]
+        for process in self.processes:
+            process.start()
+        for pipe in pipes:
+            pipe[1].close()
+
+    def wait(self, seconds=PATIENCE):
+        """Whether all processes ended by themselves within the time."""
+        end = time.monotonic() + seconds
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+        ended = all(process.exitcode is not None for process in self.processes)
+        for process in self.processes:
+            process.kill()
+        return ended
+
+    def finish(self):
+        """The report of the first process; the first trouble is an error."""
+        assert self.wait(), "a process did not end"
+        found = [answer.recv() for answer in self.answers]
+        for rank, (_, trouble) in enumerate(found):
+            assert trouble is None, f"rank {rank}:\n{trouble}"
+        return found[0][0]
+
+
+def _environment(world):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {name: os.environ[name] for name in ("CONVOLVE_CACHE",) if name in os.environ}
+    return {**shared, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _child(rank, environment, answer, work, given):
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    try:
+        report = work(*given, SilentConsole())
+        answer.send((report if rank == 0 else None, None))
+    except BaseException:
+        answer.send((None, traceback.format_exc()))

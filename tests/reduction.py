@@ -1,0 +1,69 @@
+"""Any training at a size that a test can afford: the one place that says what is made smaller.
+
+The digits that ship with convolve stand in for every data set, and a small network of the same family for a large one;
+a run is two or three steps of a few images in one process, in fp32. Everything else stays as asked for.
+"""
+
+from convolve.config.families import family_of
+
+SMALL = {
+    "dataset": "digits",
+    "hold_out": 0,
+    "epochs": None,
+    "iterations": 3,
+    "warmup_epochs": 0,
+    "curves": False,
+    "report": False,
+}
+SMALLER = {
+    "resnet": "resnet11-cifar",
+    "resnext": "resnext11-cifar",
+    "efficientnet": "efficientnet-cifar",
+    "mobilenet": "mobilenet-v3-small",
+    "fastnet": "fastnet",
+}
+ONE_PROCESS = {
+    "batch_size": 4,
+    "gradient_accumulation_count": 1,
+    "replicas": 1,
+    "shards": 1,
+    "pipeline_splits": ["auto"],
+    "recompute_checkpoints": [],
+    "bn_span": 1,
+    "rts": False,
+    "iterations": 2,
+    "weight_avg_exp": [],
+}
+# Emulated 16-bit arithmetic has tests of its own; here it would only cost time.
+PLAIN = {
+    "precision": "32.32",
+    "device_model": None,
+    "enable_half_partials": False,
+    "stochastic_rounding": False,
+    "normalisation": "unit",
+    "loss_scaling_rule": "static",
+    "initial_loss_scaling": None,
+}
+
+
+def reduce_size(config):
+    """The options that make the training of a config cheap enough for a test."""
+    family = family_of(config.model.model)
+    if family.name == "lenet":
+        return {**SMALL, "batch_size": 32, "gradient_accumulation_count": 1, "replicas": 1}
+    small = config.model.model if config.model.model.endswith("-cifar") else SMALLER[family.name]
+    groups = {} if config.model.groups is None else {"groups": 4}
+    return {**SMALL, **ONE_PROCESS, **PLAIN, **groups, "model": small, "model_size": None, "epochs_per_ckpt": None}
+
+
+def as_flags(given):
+    """Options as words of a command line."""
+    words = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            items = (value or [""]) if isinstance(value, list) else ["none" if value is None else value]
+            words += [f"--{flag}", *map(str, items)]
+    return words

@@ -41,7 +41,7 @@ def test_the_network_of_a_shipped_config_can_be_made_at_its_own_size(name):
     network = registry.sketch(
         config.model.model, classes=own.classes, input_shape=own.input_shape, options=config.model
     )
-    assert set(getattr(config.parallel, "pipeline_splits", None) or ()) <= set(network.blocks)
+    assert set(config.parallel.pipeline_splits) <= {"auto", *network.blocks}
 
 
 def test_every_config_says_what_it_is_and_no_name_is_used_twice():

@@ -1,4 +1,4 @@
-"""SIGKILL of any rank at any moment: the others end by themselves, and a restored run has the bits of an unbroken one."""
+"""SIGKILL of any rank at any moment: the others end by themselves; a restored run has the bits of an unbroken one."""
 
 import random
 import time

@@ -19,6 +19,7 @@ from convolve.app.assembly import gather_material
 from convolve.app.console import Console, SilentConsole
 from convolve.app.lockstep import Difference, walk_together
 from convolve.app.restore import read_config
+from convolve.app.training import plan_samples
 from convolve.app.verdict import judge
 from convolve.checkpoint.store import find
 from convolve.config import Config
@@ -133,9 +134,12 @@ def run(config: Config, plan: Plan, folder: Path, console: Console) -> AlignRepo
     for candidate in candidates[1:]:
         console.say(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
         _walk(candidate, configs[plan.policies[0]], configs[candidate.name], material, plan)
+    surveys = _survey_freq(config, len(material.dataset.train))
     for seed in range(config.run.seed, config.run.seed + plan.seeds):
         for candidate in candidates:
-            _train(candidate, configs[candidate.name], seed, folder, console)
+            console.say(f"train {candidate.name}, seed {seed}")
+            one = _with_seed(configs[candidate.name], candidate.name, seed, folder)
+            _train(candidate, one if seed > config.run.seed else _surveyed(one, surveys))
     return _finish(folder, candidates, plan)
 
 
@@ -155,15 +159,26 @@ def _walk(candidate: Candidate, reference: Config, other: Config, material: Any,
         candidate.failure = str(error)
 
 
-def _train(candidate: Candidate, config: Config, seed: int, folder: Path, console: Console) -> None:
-    slug = candidate.name.replace(":", "-")
-    values = {**config.values(), "seed": seed, "run_dir": folder / f"{slug}-seed{seed}"}
-    if seed == config.run.seed and config.precision.numerics != "native":
-        values["survey_freq"] = values["survey_freq"] or _survey_freq(config)
-    one = build(values, name=config.name)
-    console.say(f"train {candidate.name}, seed {seed}")
+def _with_seed(config: Config, policy: str, seed: int, folder: Path) -> Config:
+    run_dir = folder / f"{policy.replace(':', '-')}-seed{seed}"
+    return build({**config.values(), "seed": seed, "run_dir": run_dir}, name=config.name)
+
+
+def _surveyed(config: Config, steps: int) -> Config:
+    """The config with a survey now and then; native kernels cannot be looked into."""
+    if config.precision.survey_freq or config.precision.numerics == "native":
+        return config
+    return build({**config.values(), "survey_freq": steps}, name=config.name)
+
+
+def _survey_freq(config: Config, samples: int) -> int:
+    """Steps between surveys, which cost as much as several steps each."""
+    return max(1, plan_samples(config, samples) // config.global_batch_size // SURVEYS)
+
+
+def _train(candidate: Candidate, config: Config) -> None:
     try:
-        report = train.run(one, SilentConsole())
+        report = train.run(config, SilentConsole())
     except ConvolveError as error:
         candidate.failure = str(error)
         return
@@ -171,11 +186,6 @@ def _train(candidate: Candidate, config: Config, seed: int, folder: Path, consol
     if report.test_accuracy is not None:
         candidate.accuracies.append(report.test_accuracy)
     _read_run(candidate, report.run_dir)
-
-
-def _survey_freq(config: Config) -> int:
-    steps = config.optim.iterations or 100
-    return max(1, steps // SURVEYS)
 
 
 def _read_run(candidate: Candidate, run_dir: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from convolve.data.cropping import Box
 from convolve.data.dataset import Images
+from convolve.data.jpegs import Encoded, Jpeg
 from convolve.data.pictures import LARGEST_PICTURE, decode_in_thread
 from convolve.data.resizing import Job, resize
 from convolve.errors import DataError
@@ -29,6 +30,7 @@ _EXIF = b"Exif\0\0"
 _EXIF_WITHIN = 4096
 _PLAIN_SPACES = ("YCbCr", "Gray", "RGB")
 _DESK_BYTES = 640 << 10  # a core's own cache holds it
+_INBOX_BYTES = 4 << 20
 
 
 class Readable(Protocol):
@@ -39,6 +41,9 @@ class Readable(Protocol):
 
     def read(self, row: int) -> bytes | Images:
         """The picture itself: encoded, or pixels [H, W, 3]."""
+
+    def read_jpegs(self, rows: Sequence[int], memory: Images) -> dict[int, Jpeg]:
+        """Those of the pictures that can be read into `memory` at once."""
 
 
 class Cache:
@@ -75,8 +80,8 @@ class Cache:
 class Decoder:
     """Decodes boxes of pictures of one source; safe to use from many threads.
 
-    Several pictures can be begun before they are finished together: a thread that calls native code once for many
-    pictures waits less often for the others.
+    Several pictures can be read ahead and begun before they are finished together: a thread that calls native code
+    once for many pictures waits less often for the others.
     """
 
     def __init__(self, source: Readable, cache_bytes: int) -> None:
@@ -90,6 +95,11 @@ class Decoder:
         self.begin(row, choose, target, flip=flip)
         self.finish()
 
+    def read_ahead(self, rows: Sequence[int]) -> None:
+        """Read together what this thread is about to begin; a picture that was not read ahead is read by itself."""
+        wanted = [row for row in rows if self._cache.size(row) is None]
+        self._own.jpegs = self._source.read_jpegs(wanted, self._own.inbox)
+
     def begin(self, row: int, choose: Choose, target: Tensor, *, flip: bool) -> None:
         """The first half of `decode`: the target is filled when this thread calls `finish`."""
         wanted = target.shape
@@ -100,34 +110,38 @@ class Decoder:
             if kept is not None:
                 self._own.jobs.append(Job(cut(kept, known, box), target, flip))
                 return
-        data = self._source.read(row)
-        part = self._decode(row, data, choose, wanted) if isinstance(data, bytes) else _choose_part(data, choose)
+        jpeg = self._own.jpegs.pop(row, None)
+        part = self._read(row, choose, wanted) if jpeg is None else self._decode_jpeg(row, jpeg, choose, wanted)
         self._own.jobs.append(Job(part, target, flip))
 
     def finish(self) -> None:
         """Fill the targets of all that this thread has begun."""
         self._own.finish()
 
-    def _decode(self, row: int, data: bytes, choose: Choose, wanted: Sequence[int]) -> Images:
+    def _read(self, row: int, choose: Choose, wanted: Sequence[int]) -> Images:
+        data = self._source.read(row)
+        if not isinstance(data, bytes):
+            return _choose_part(data, choose)
         size = jpeg_size(data)
         if size is None:
-            pixels = decode_in_thread(data, self._source.name(row), channels=3)
-            full = (pixels.shape[0], pixels.shape[1])
-            box = choose(full)
-            self._cache.put(row, _scale(box, wanted), pixels, full)
-            return cut(pixels, full, box)
+            return self._decode_other(row, data, choose, wanted)
+        return self._decode_jpeg(row, Jpeg(data, size), choose, wanted)
+
+    def _decode_other(self, row: int, data: Encoded, choose: Choose, wanted: Sequence[int]) -> Images:
+        pixels = decode_in_thread(data, self._source.name(row), channels=3)
+        full = (pixels.shape[0], pixels.shape[1])
+        box = choose(full)
+        self._cache.put(row, _scale(box, wanted), pixels, full)
+        return cut(pixels, full, box)
+
+    def _decode_jpeg(self, row: int, jpeg: Jpeg, choose: Choose, wanted: Sequence[int]) -> Images:
+        """A part of the picture at the smallest scale; where the strict decoder objects, Pillow judges."""
+        data, size = jpeg
         if size[0] * size[1] > LARGEST_PICTURE:
             told = f"{size[1]} x {size[0]} is more than the {LARGEST_PICTURE} pixels accepted"
             raise DataError(f"{self._source.name(row)}: {told}")
         box = choose(size)
         scale = _scale(box, wanted)
-        pixels = self._decode_jpeg(data, size, scale, row)
-        if self._cache.wants(pixels.nbytes):
-            self._cache.put(row, scale, pixels.copy(), size)
-        return cut(pixels, size, box)
-
-    def _decode_jpeg(self, data: bytes, size: tuple[int, int], scale: int, row: int) -> Images:
-        """The picture at 1/scale of its sides; where the strict decoder objects, Pillow judges."""
         height, width = -(-size[0] // scale), -(-size[1] // scale)
         try:
             pixels: Images = simplejpeg.decode_jpeg(
@@ -139,15 +153,20 @@ class Decoder:
                 min_width=width,
                 buffer=self._own.room(height * width * 3),
             )
-            return pixels
         except ValueError:
-            return decode_in_thread(data, self._source.name(row), channels=3)
+            return self._decode_other(row, data, choose, wanted)
+        if self._cache.wants(pixels.nbytes):
+            self._cache.put(row, scale, pixels.copy(), size)
+        return cut(pixels, size, box)
 
 
 class _Desk(threading.local):
-    """What each thread has for itself: pictures that wait to be resized, and memory for them that is used again."""
+    """What each thread has for itself: pictures that wait to be decoded or resized, and memory for them that is used
+    again."""
 
     def __init__(self) -> None:
+        self.jpegs: dict[int, Jpeg] = {}
+        self.inbox = np.empty(_INBOX_BYTES, np.uint8)
         self.jobs: list[Job] = []
         self._memory = np.empty(_DESK_BYTES, np.uint8)
         self._used = 0

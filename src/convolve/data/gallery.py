@@ -16,8 +16,8 @@ from torch import Tensor
 
 from convolve.data.augment import Augment
 from convolve.data.cropping import NUMBERS, Box, centre_box, draw_box, draw_box_on
-from convolve.data.dataset import Images, Labels
-from convolve.data.decode import Decoder
+from convolve.data.dataset import Labels
+from convolve.data.decode import Decoder, Readable
 from convolve.data.draw import Draw
 from convolve.data.order import Order
 from convolve.data.transform import Transform, fit_channels
@@ -30,20 +30,14 @@ _WINDOWS_AHEAD = 2
 _STATISTICS_SAMPLES = 512
 
 
-class Source(Protocol):
-    """Pictures by number: encoded bytes, or pixels [H, W, 3]."""
+class Source(Readable, Protocol):
+    """Pictures by number, with their labels."""
 
     @property
     def labels(self) -> Labels:
         """The class of each picture."""
 
     def __len__(self) -> int: ...
-
-    def name(self, row: int) -> str:
-        """How a message names a picture."""
-
-    def read(self, row: int) -> bytes | Images:
-        """The picture itself."""
 
     def objects(self, row: int) -> npt.NDArray[np.float32]:
         """Boxes [K, 4] of objects in it."""
@@ -108,6 +102,7 @@ class GalleryStock:
         chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
 
         def work(chunk: range) -> list[int]:
+            self._decoder.read_ahead(numbers[chunk.start : chunk.stop])
             done = [place for place in chunk if self._fetch(numbers[place], views[place], targets[place])]
             self._decoder.finish()
             return done

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from convolve import device
-from convolve.data.dataset import Labels, Progress
+from convolve.data.dataset import Images, Labels, Progress
+from convolve.data.jpegs import Jpeg, read_jpegs
 from convolve.data.order import Order
 from convolve.errors import DataError
 
@@ -82,6 +83,13 @@ class Index:
         if len(data) != wanted:
             raise DataError(f"{self.name(row)}: {len(data)} of {wanted} bytes are there; get an undamaged copy")
         return data
+
+    def read_jpegs(self, rows: Sequence[int], memory: Images) -> dict[int, Jpeg]:
+        """Those of the pictures that one native call can read; they stay in `memory`."""
+        places = self.places[rows]
+        paths = [os.fsencode(f"{self.root}/{self.files[number]}") for number in places[:, 0].tolist()]
+        found = zip(rows, read_jpegs(paths, places, memory), strict=True)
+        return {row: jpeg for row, jpeg in found if jpeg is not None}
 
     def objects(self, row: int) -> npt.NDArray[np.float32]:
         """Boxes [K, 4] of the objects in a picture."""

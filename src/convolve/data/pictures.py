@@ -37,7 +37,9 @@ def decode_picture(data: bytes, path: Path, *, channels: int, largest: int = LAR
         return decode_in_thread(data, path, channels=channels, largest=largest)
 
 
-def decode_in_thread(data: bytes, path: Path | str, *, channels: int, largest: int = LARGEST_PICTURE) -> Images:
+def decode_in_thread(
+    data: bytes | memoryview, path: Path | str, *, channels: int, largest: int = LARGEST_PICTURE
+) -> Images:
     """`decode_picture` for threads, which must not touch the warning filters that all of them share."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
@@ -74,7 +76,7 @@ def _check_pixels(picture: Image.Image, path: Path | str, largest: int) -> None:
         )
 
 
-def _check_png(picture: Image.Image, data: bytes) -> None:
+def _check_png(picture: Image.Image, data: bytes | memoryview) -> None:
     """Pillow compares the checksums of a PNG only when asked to."""
     if picture.format == "PNG":
         with Image.open(io.BytesIO(data), formats=("PNG",)) as again:

@@ -3,6 +3,7 @@
 A folder with `metadata.json`, `train-images.npy` [N, S, S, 3], `train-labels.npy` [N], and the same for `validation`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convolve.data.dataset import Images, Labels
+from convolve.data.jpegs import Jpeg
 from convolve.data.order import Order
 from convolve.errors import DataError
 
@@ -39,6 +41,10 @@ class RawSource:
         """The pixels of one picture."""
         pixels: Images = self.images[int(self.rows[row])]
         return pixels
+
+    def read_jpegs(self, rows: Sequence[int], memory: Images) -> dict[int, Jpeg]:
+        """A raw store has no JPEG."""
+        return {}
 
     def objects(self, row: int) -> npt.NDArray[np.float32]:
         """A raw store keeps no boxes."""

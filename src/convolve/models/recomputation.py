@@ -1,8 +1,8 @@
 """Activations that are computed again instead of kept.
 
 Of a segment of blocks only the input is kept; when the backward pass arrives, the segment runs once more and leaves
-what that pass needs. The second run must be the first one again, bit for bit, and must leave no trace: random layers are
-told the position that they were at, and batch norms do not count the samples a second time.
+what that pass needs. The second run must be the first one again, bit for bit, and must leave no trace: random layers
+are told the position that they were at, and batch norms do not count the samples a second time.
 """
 
 from collections.abc import Callable, Iterator

@@ -108,6 +108,7 @@ def check_hosts(job: Job) -> None:
     finally:
         for process in asked.values():
             process.kill()
+            process.communicate()
     first = job.hosts[0]
     for host, versions in found.items():
         if versions != found[first]:
@@ -188,8 +189,10 @@ class Crew:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for reader in self._readers:
+        for process, reader in zip(self._processes, self._readers, strict=True):
             reader.join(timeout=GRACE_SECONDS)
+            if process.stdout is not None and not reader.is_alive():
+                process.stdout.close()
 
     def _give_grace(self) -> None:
         deadline = time.monotonic() + self._grace

@@ -4,6 +4,7 @@ An instance is one such launcher with its ranks. A host has one of them or sever
 that lost a rank is started again as a whole, from its newest checkpoint: nothing half-alive is patched.
 """
 
+import logging
 import os
 import sys
 import threading
@@ -38,8 +39,6 @@ def start_processes(world: int, arguments: Sequence[str], instance: Instance = O
 
     `neighbours` instances share this host, and its cores are shared out; `tagged` puts the rank before each line.
     """
-    # What went wrong is said by the process that met it, in one line.
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -61,6 +60,8 @@ def start_processes(world: int, arguments: Sequence[str], instance: Instance = O
         logs_specs=DefaultLogsSpecs(tee=Std.ALL) if tagged else None,
         log_line_prefix_template="[rank ${rank}] " if tagged else None,
     )
+    # What went wrong is said by the process that met it, in one line.
+    logging.disable(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-m", "convolve", *arguments)
     except ChildFailedError as error:
@@ -68,6 +69,8 @@ def start_processes(world: int, arguments: Sequence[str], instance: Instance = O
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     except SignalException as stop:
         return 128 + int(stop.sigval)
+    finally:
+        logging.disable(logging.NOTSET)
     return 0
 
 

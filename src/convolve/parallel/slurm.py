@@ -1,9 +1,11 @@
-"""The same job as a script for Slurm, whose `srun` takes the place of the launcher."""
+"""Jobs under Slurm: as a script, in which `srun` takes the place of the launcher, and the host where processes meet."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from convolve.errors import ParallelError
 from convolve.parallel.hosts import Job
 
 
@@ -36,3 +38,11 @@ def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max
             "",
         ]
     )
+
+
+def first_host(nodes: str) -> str:
+    """The first name in a list of hosts as Slurm writes it, such as gpu-[03-07,12],other."""
+    found = re.match(r"([^,\[]+)(?:\[([^],-]+))?", nodes)
+    if found is None:
+        raise ParallelError(f"SLURM_JOB_NODELIST={nodes}: no host in it; set MASTER_ADDR")
+    return found[1] + (found[2] or "")

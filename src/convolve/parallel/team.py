@@ -25,6 +25,7 @@ from convolve.errors import ParallelError
 from convolve.parallel.buckets import Finish, GradientSum, Reduce, fill_buckets
 from convolve.parallel.sharding import Ownership, SoleOwner
 from convolve.parallel.shared_memory import SharedSum
+from convolve.parallel.slurm import first_host
 from convolve.parallel.stages import Pipeline, Shape
 from convolve.parallel.topology import Topology, find_topology
 
@@ -197,11 +198,13 @@ class ProcessTeam:
                 f"rank {topology.rank} of {topology.world} cannot meet the others at {address} ({error}); "
                 "check the address, the port and that all processes were started"
             ) from error
-        # Groups are made by all processes in the same order, also by those outside of them.
-        self._replicas = [dist.new_group(topology.same_stage(stage)) for stage in range(topology.stages)][
-            topology.stage
+        # Groups are made by all processes in the same order, also by those outside of them; each has its own timeout.
+        self._replicas = [
+            dist.new_group(topology.same_stage(stage), timeout=PATIENCE) for stage in range(topology.stages)
+        ][topology.stage]
+        self._stages = [dist.new_group(topology.same_replica(r), timeout=PATIENCE) for r in range(topology.replicas)][
+            topology.replica
         ]
-        self._stages = [dist.new_group(topology.same_replica(r)) for r in range(topology.replicas)][topology.replica]
 
     @property
     def first(self) -> bool:
@@ -230,7 +233,7 @@ class ProcessTeam:
         topology = self.topology
         members = [topology.same_stage(stage) for stage in range(topology.stages)]
         spans = [ranks[i : i + replicas] for ranks in members for i in range(0, len(ranks), replicas)]
-        groups = [(ranks, dist.new_group(ranks)) for ranks in spans]
+        groups = [(ranks, dist.new_group(ranks, timeout=PATIENCE)) for ranks in spans]
         own = next(group for ranks, group in groups if topology.rank in ranks)
         return lambda values: _add(values, own)
 
@@ -386,6 +389,5 @@ def _memory_folder() -> str | None:
 def _find_master() -> None:
     """Slurm sets no address; its first host takes the part."""
     if "MASTER_ADDR" not in os.environ and "SLURM_JOB_NODELIST" in os.environ:
-        nodes = os.environ["SLURM_JOB_NODELIST"]
-        os.environ["MASTER_ADDR"] = nodes.partition(",")[0].replace("[", "").partition("-")[0]
+        os.environ["MASTER_ADDR"] = first_host(os.environ["SLURM_JOB_NODELIST"])
         os.environ.setdefault("MASTER_PORT", "29500")

@@ -17,6 +17,7 @@ from convolve.engine.tally import MetricTally, NullTally
 from convolve.errors import CheckpointError
 from convolve.models import registry
 from convolve.optim.optimisers import build_optimiser
+from convolve.parallel.team import Alone
 
 CPU = torch.device("cpu")
 
@@ -89,7 +90,7 @@ def test_clipping_bounds_the_norm_of_the_gradient():
     norms = []
 
     def measure(model):
-        clip_to(0.01)(model)
+        clip_to(0.01, Alone())(model)
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
 
     executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))

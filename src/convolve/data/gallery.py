@@ -5,7 +5,7 @@ What a sample becomes depends on (seed, epoch, sample) and the picture alone, so
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -110,7 +110,12 @@ class GalleryStock:
         if self._pool is None:
             return lambda: self._finish(rows, draw, pixels, [work(chunk) for chunk in chunks])
         pending: list[Future[list[int]]] = [self._pool.submit(work, chunk) for chunk in chunks]
-        return lambda: self._finish(rows, draw, pixels, [future.result() for future in pending])
+
+        def fetch() -> tuple[Tensor, Order]:
+            wait(pending)  # one awakening for all of them: each would disturb the threads
+            return self._finish(rows, draw, pixels, [future.result() for future in pending])
+
+        return fetch
 
     def _views(self, rows: Order, draw: Draw | None) -> "list[View]":
         numbers: list[list[float]] = [[] for _ in rows]

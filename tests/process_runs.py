@@ -2,12 +2,16 @@
 
 import multiprocessing
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 import traceback
 
 from convolve.app import restore, train
 from convolve.app.console import SilentConsole
+from convolve.config.loading import dump
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["convolve.app.train", "convolve.app.restore"])
@@ -32,6 +36,27 @@ def restore_together(folder, changes):
 def restore_run(folder, changes, console):
     """`restore.run` with the console last."""
     return restore.run(folder, console, changes)
+
+
+def interrupt_command(config, how):
+    """Train a config with the real command, which starts its processes, and break it off in its second epoch.
+
+    SIGTERM goes to the command itself, SIGKILL to one of its processes. Returns how long the job took to end.
+    """
+    folder = config.run.run_dir
+    file = folder.with_name("interrupted.yml")
+    file.write_text("interrupted:\n" + "".join(f"  {line}\n" for line in dump(config).splitlines()[1:]))
+    words = [sys.executable, "-m", "convolve", "train", "--config-path", str(file), "--config", "interrupted"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+    for line in process.stdout:
+        if "epoch 1.5" in line:
+            break
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    began = time.monotonic()
+    os.kill(process.pid if how is signal.SIGTERM else int(children.stdout.split()[-1]), how)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0, output
+    return time.monotonic() - began
 
 
 class Job:

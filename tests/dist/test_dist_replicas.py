@@ -5,14 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from digit_runs import weights_hash
+from digit_runs import digits_config, weights_hash
+from process_runs import interrupt_command, restore_together, train_together
 from safetensors.torch import load_file
+
+from convolve.app.restore import Changes
 
 pytestmark = pytest.mark.dist
 
+SHORT = {"epochs": None, "iterations": 20, "batch_size": 16, "optimiser": "momentum", "learning_rate": 0.01}
+SHORT |= {"report": False}
 SMALL = ["--config", "lenet-digits", "--iterations", "20", "--optimiser", "momentum", "--learning-rate", "0.01"]
 SMALL += ["--warmup-epochs", "0", "--threads", "1", "--no-curves"]
 
@@ -24,23 +28,21 @@ def weights(folder):
 
 @pytest.mark.parametrize("model", ["lenet-bn", "cnn-wide"])
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_replicas_equal_one_process_bit_for_bit(command, tmp_path, replicas, model):
+def test_replicas_equal_one_process_bit_for_bit(tmp_path, replicas, model):
     """One micro batch each, so that sums have the same order; batch-norm statistics and dropout masks included."""
-    given = [*SMALL, "--model", model, "--batch-size", 16]
-    alone = command("train", *given, "--gradient-accumulation-count", replicas, "--run-dir", tmp_path / "alone")
-    together = command("train", *given, "--replicas", replicas, "--run-dir", tmp_path / "together", "--json")
-    assert alone.returncode == 0, alone.stderr
-    assert together.returncode == 0, together.stderr
+    given = {**SHORT, "model": model}
+    train_together(digits_config(tmp_path / "alone", **given, gradient_accumulation_count=replicas))
+    together = train_together(digits_config(tmp_path / "together", **given, replicas=replicas))
     one, many = weights(tmp_path / "alone"), weights(tmp_path / "together")
     assert all(one[name].equal(many[name]) for name in one)
-    assert together.json["test_samples"] == 297
+    assert together.test_samples == 297
 
 
-def test_replicas_with_accumulation_agree_to_rounding(command, tmp_path):
+def test_replicas_with_accumulation_agree_to_rounding(tmp_path):
     """2 x 2 x 16 against 1 x 4 x 16 adds the same numbers in another order; a network without batch norm."""
-    given = [*SMALL, "--batch-size", 16, "--model", "lenet5"]
-    command("train", *given, "--gradient-accumulation-count", 4, "--run-dir", tmp_path / "alone")
-    command("train", *given, "--gradient-accumulation-count", 2, "--replicas", 2, "--run-dir", tmp_path / "together")
+    given = {**SHORT, "model": "lenet5"}
+    train_together(digits_config(tmp_path / "alone", **given, gradient_accumulation_count=4))
+    train_together(digits_config(tmp_path / "together", **given, gradient_accumulation_count=2, replicas=2))
     one, many = weights(tmp_path / "alone"), weights(tmp_path / "together")
     assert max(float((one[name] - many[name]).abs().max()) for name in one) <= 1e-6
 
@@ -74,37 +76,11 @@ def test_a_mistake_is_one_line_and_its_exit_code_with_replicas_too(command, tmp_
     assert done.stderr.count("hold-out=1500") == 1
 
 
-def test_replicas_stopped_by_a_signal_save_once_and_restore_to_the_same_bits(command, tmp_path):
-    given = ["--config", "lenet-digits", "--epochs", "4", "--replicas", "2", "--threads", "1", "--no-curves"]
-    whole = command("train", *given, "--run-dir", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    words = [sys.executable, "-m", "convolve", "train", *given, "--run-dir", str(tmp_path / "broken")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
-    for line in process.stdout:
-        if "epoch 1.5" in line:
-            break
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode != 0, output
-    again = command("restore", tmp_path / "broken")
-    assert again.returncode == 0, again.stderr
-    assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")
-
-
-def test_a_killed_replica_ends_the_job_and_the_restored_run_has_the_same_bits(command, tmp_path):
-    given = ["--config", "lenet-digits", "--epochs", "4", "--replicas", "2", "--threads", "1", "--no-curves"]
-    command("train", *given, "--run-dir", tmp_path / "whole")
-    words = [sys.executable, "-m", "convolve", "train", *given, "--run-dir", str(tmp_path / "broken")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
-    for line in process.stdout:
-        if "epoch 1.5" in line:
-            break
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-    began = time.perf_counter()
-    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert time.perf_counter() - began < 30
-    again = command("restore", tmp_path / "broken")
-    assert again.returncode == 0, again.stderr
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_replicas_that_were_stopped_or_killed_restore_to_the_same_bits(tmp_path, how):
+    """A signal saves once for all of them; a dead replica ends the job at once."""
+    given = {"model": "lenet-bn", "epochs": 3, "replicas": 2, "batch_size": 32, "report": False}
+    train_together(digits_config(tmp_path / "whole", **given))
+    assert interrupt_command(digits_config(tmp_path / "broken", **given), how) < 30
+    restore_together(tmp_path / "broken", Changes())
     assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")

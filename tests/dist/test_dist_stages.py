@@ -1,13 +1,10 @@
 """Stages, recomputation, spans and shared-out state change nothing: the weights are those of one plain process."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from digit_runs import digits_config, weights_hash
-from process_runs import restore_together, train_together
+from process_runs import interrupt_command, restore_together, train_together
 from safetensors.torch import load_file
 
 from convolve.app.restore import Changes
@@ -206,20 +203,10 @@ def test_a_stage_with_nothing_to_train_is_refused(command):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_or_killed_stage_ends_the_job_and_restores_to_the_same_bits(command, tmp_path, how):
-    given = ["--config", "lenet-digits", "--epochs", "4", "--shards", "2", "--gradient-accumulation-count", "2"]
-    given += ["--threads", "1", "--no-curves", "--no-report", "--pipeline-splits", "conv2"]
-    whole = command("train", *given, "--run-dir", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    words = [sys.executable, "-m", "convolve", "train", *given, "--run-dir", str(tmp_path / "broken")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
-    for line in process.stdout:
-        if "epoch 1.5" in line:
-            break
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-    os.kill(process.pid if how is signal.SIGTERM else int(children.stdout.split()[-1]), how)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    again = command("restore", tmp_path / "broken")
-    assert again.returncode == 0, again.stderr
+def test_stages_that_were_stopped_or_killed_restore_to_the_same_bits(tmp_path, how):
+    given = {"model": "lenet-bn", "epochs": 3, "shards": 2, "pipeline_splits": ["conv2"], "report": False}
+    given |= {"batch_size": 16, "gradient_accumulation_count": 2}
+    train_together(digits_config(tmp_path / "whole", **given))
+    assert interrupt_command(digits_config(tmp_path / "broken", **given), how) < 30
+    restore_together(tmp_path / "broken", Changes())
     assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")

@@ -108,7 +108,11 @@ def check_hosts(job: Job) -> None:
     finally:
         for process in asked.values():
             process.kill()
-            process.communicate()
+            process.wait()
+            # Not read to their ends: a child of the remote shell may hold them open for long.
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None, "both were asked for"
+                stream.close()
     first = job.hosts[0]
     for host, versions in found.items():
         if versions != found[first]:

@@ -29,7 +29,7 @@ def build_steps(name):
 
     from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
     from convolve.data.loader import Batch, Window
-    from convolve.engine.executor import WholeExecutor
+    from convolve.engine.executor import Setting, WholeExecutor
     from convolve.engine.loss import CrossEntropy
     from convolve.engine.state import TrainState
     from convolve.engine.step import StepParts, clip_nothing, train_step
@@ -56,7 +56,9 @@ def build_steps(name):
         scaler = build_scaler(precision, choice.policy, (1, 1))
         state = TrainState(network, optimiser, arithmetic=arithmetic, scaler=scaler)
         parts = StepParts(
-            lambda samples: 0.01, WholeExecutor(network, CrossEntropy(), NullTally(), 0, arithmetic), clip_nothing
+            lambda samples: 0.01,
+            WholeExecutor(network, CrossEntropy(), NullTally(), Setting(0, arithmetic)),
+            clip_nothing,
         )
         steps[policy] = lambda state=state, parts=parts: train_step(state, window, parts)
     return steps

@@ -7,7 +7,8 @@ from digit_runs import digits_config, weights_hash
 from process_runs import interrupt_command, restore_together, train_together
 from safetensors.torch import load_file
 
-from convolve.app.restore import Changes
+from convolve.app.restore import Changes, read_config
+from convolve.cli.restore import read_changes, read_options
 from convolve.errors import ConfigError
 
 pytestmark = pytest.mark.dist
@@ -154,6 +155,19 @@ def test_a_span_of_two_replicas_equals_one_with_the_joined_batch(run):
     assert largest_difference(joined, folder, "model") <= 1e-6
 
 
+def test_spans_and_an_automatic_split_go_together(run):
+    """Blocks are measured by one process only, which must not wait for the others in a joined norm."""
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "iterations": 3, "bn_span": 2}
+    alone, _ = run("alone", **given)
+    folder, _ = run(**given, shards=2)
+    assert same_bits(alone, folder)
+
+
+def test_a_span_without_batch_norm_is_refused(run):
+    with pytest.raises(AssertionError, match="bn-span=2: the network has no batch norm"):
+        run(model="lenet5", replicas=2, gradient_accumulation_count=2, bn_span=2)
+
+
 def test_identical_seeding_changes_the_masks_of_the_second_replica(run):
     given = {"model": "cnn-wide", "replicas": 2, "gradient_accumulation_count": 1, "iterations": 3}
     usual, _ = run("usual", **given)
@@ -210,3 +224,12 @@ def test_stages_that_were_stopped_or_killed_restore_to_the_same_bits(tmp_path, h
     assert interrupt_command(digits_config(tmp_path / "broken", **given), how) < 30
     restore_together(tmp_path / "broken", Changes())
     assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")
+
+
+def test_what_restore_is_told_of_the_layout_leaves_the_length_alone(plain):
+    """`launch -- restore RUN --shards 2` reads its words as `restore` does: what was not given does not change."""
+    folder = plain(model="lenet-bn")
+    before = read_config(folder)
+    after = read_changes(read_options([str(folder), "--shards", "2"])).apply(before)
+    assert (after.optim.iterations, after.optim.epochs) == (before.optim.iterations, before.optim.epochs)
+    assert after.parallel.shards == 2

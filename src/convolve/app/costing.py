@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache
 from math import prod
 
@@ -13,7 +12,7 @@ from convolve.app.describe import known_dataset
 from convolve.config import Config, ModelConfig
 from convolve.models import registry
 from convolve.models.anatomy import describe
-from convolve.models.network import Network, Shape
+from convolve.models.network import Network, Shape, match_blocks
 from convolve.models.timing import BlockTime, time_blocks, time_update
 from convolve.models.trainable import limit_training
 from convolve.numerics.policy import build_policy
@@ -108,8 +107,7 @@ def choose_load(config: Config, blocks: Sequence[Block]) -> Load:
     if not config.parallel.enable_recomputation:
         return Load(config.optim.batch_size)
     patterns = config.parallel.recompute_checkpoints or ("*",)
-    kept = {block.name for block in blocks if any(fnmatch(block.name, pattern) for pattern in patterns)}
-    return Load(config.optim.batch_size, frozenset(kept))
+    return Load(config.optim.batch_size, match_blocks((block.name for block in blocks), patterns))
 
 
 def calculate_costs(config: Config, blocks: Sequence[Block], flops: float) -> Costs:

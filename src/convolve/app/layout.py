@@ -4,21 +4,18 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass
 
-import torch
-
 from convolve.config import Config
-from convolve.engine.evaluation import evaluating
-from convolve.engine.state import Layout
+from convolve.config.schema import AUTO_SPLITS
+from convolve.engine.state import Holdings
 from convolve.errors import ConfigError, suggest
 from convolve.models.anatomy import describe
 from convolve.models.batch_norm import BatchNorm2d
-from convolve.models.network import Network
+from convolve.models.network import Network, Shape
 from convolve.models.timing import time_blocks
 from convolve.parallel.balance import balance
 from convolve.parallel.stages import Pipeline
 from convolve.parallel.team import Team
 
-AUTO = ("auto",)
 MEASURING_SECONDS = 1.0
 
 
@@ -27,7 +24,7 @@ class Place:
     """What one process of a training holds: its part of the network, and how it is joined to the others."""
 
     part: Network
-    layout: Layout
+    holdings: Holdings
     pipeline: Pipeline | None
 
 
@@ -35,21 +32,22 @@ def take_place(network: Network, config: Config, team: Team) -> Place:
     """This process's part of a network that every process has built whole, with the same weights."""
     team.require_equal_weights(network)
     parallel = config.parallel
-    if parallel.bn_span > 1:
-        _join_norms(network, parallel.bn_span, team)
     part, elsewhere, shapes = network, tuple[str, ...](), None
     if team.topology.stages > 1:
         stages = cut(network, choose_splits(network, config, team))
         _check_stages(network, stages)
         own = stages[team.topology.stage]
-        coming, going = _edges(network, own)
-        part, shapes = network.part(own, coming), (coming, going)
+        shapes = _edges(network, own)
+        part = network.part(own, shapes[0])
         elsewhere = tuple(name for name in network.blocks if name not in own)
+    if parallel.bn_span > 1:
+        # Last, since a norm that is joined waits for the others whenever it runs.
+        _join_norms(network, part, parallel.bn_span, team)
     if parallel.enable_recomputation:
         part.recompute([pattern for pattern in parallel.recompute_checkpoints if _fits_here(part, network, pattern)])
-    layout = Layout(elsewhere, team.share_ownership(part)) if parallel.rts else Layout(elsewhere)
+    holdings = Holdings(elsewhere, team.share_ownership(part)) if parallel.rts else Holdings(elsewhere)
     pipeline = team.join_pipeline(part, shapes, parallel.pipeline_schedule) if shapes else None
-    return Place(part, layout, pipeline)
+    return Place(part, holdings, pipeline)
 
 
 def check_splits(network: Network, config: Config) -> None:
@@ -58,7 +56,7 @@ def check_splits(network: Network, config: Config) -> None:
     names = list(network.blocks)
     if stages > len(names):
         raise ConfigError(f"shards={stages}: {config.model.model} has {len(names)} blocks; ask for fewer stages")
-    if splits == AUTO:
+    if splits == AUTO_SPLITS:
         return
     wrong = next((name for name in splits if name not in names[1:]), None)
     if wrong is not None:
@@ -71,14 +69,14 @@ def check_splits(network: Network, config: Config) -> None:
     else:
         _check_stages(network, cut(network, list(splits)))
         return
-    raise ConfigError(f"{problem}\n{list_blocks(network, config.model.model)}")
+    raise ConfigError(f"{problem}\n{tabulate_blocks(network, config.model.model)}")
 
 
 def choose_splits(network: Network, config: Config, team: Team) -> list[str]:
     """The blocks at which stages begin, the first stage left out: as named, or balanced by times measured here."""
     splits, stages = config.parallel.pipeline_splits, config.parallel.shards
     names = list(network.blocks)
-    if splits != AUTO:
+    if splits != AUTO_SPLITS:
         return sorted(splits, key=names.index)
     chosen = ""
     if team.first:
@@ -98,7 +96,7 @@ def cut(network: Network, splits: list[str]) -> list[list[str]]:
     return stages
 
 
-def list_blocks(network: Network, name: str) -> str:
+def tabulate_blocks(network: Network, name: str) -> str:
     """The blocks of a network with parameters, multiply-adds and activations of one sample, a line each."""
     rows = describe(name, network).rows
     width = max(len(row.name) for row in rows)
@@ -120,24 +118,19 @@ def _check_stages(network: Network, stages: list[list[str]]) -> None:
             )
 
 
-def _edges(network: Network, own: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _edges(network: Network, own: list[str]) -> tuple[Shape, Shape]:
     """The shape of one sample before and after some of the blocks."""
-    device = next(network.parameters()).device
-    x = torch.zeros(1, *network.input_shape, device=device).contiguous(memory_format=torch.channels_last)
-    before = None
-    with evaluating(network):
-        for name, block in network.blocks.items():
-            before = tuple(x.shape[1:]) if name == own[0] else before
-            x = block(x)
-            if name == own[-1]:
-                break
-    assert before is not None, "the part has a first block"
-    return before, tuple(x.shape[1:])
+    rows = describe("", network).rows
+    names = [row.name for row in rows]
+    first, last = names.index(own[0]), names.index(own[-1])
+    return rows[first - 1].shape if first else network.input_shape, rows[last].shape
 
 
-def _join_norms(network: Network, span: int, team: Team) -> None:
+def _join_norms(network: Network, part: Network, span: int, team: Team) -> None:
+    if not any(isinstance(module, BatchNorm2d) for module in network.modules()):
+        raise ConfigError(f"bn-span={span}: the network has no batch norm; leave it out, or set --norm-type batch")
     add = team.span(span)
-    for module in network.modules():
+    for module in part.modules():
         if isinstance(module, BatchNorm2d):
             module.join(span, add)
 

@@ -18,6 +18,7 @@ from convolve.app.costing import (
 from convolve.app.schedule import Curve, count_samples, trace
 from convolve.app.training import plan_samples
 from convolve.config import Config
+from convolve.config.schema import AUTO_SPLITS
 from convolve.errors import ConfigError
 from convolve.models.batch_norm import BatchNorm2d
 from convolve.models.network import Network
@@ -26,7 +27,7 @@ from convolve.parallel.drawing import draw_timetable
 from convolve.parallel.forecast import Layout, Replication, StepTime, Work, predict_step
 from convolve.parallel.links import ETHERNET, MEMORY, Link, ring_bytes
 from convolve.parallel.memory import Block, Budget, StageMemory
-from convolve.parallel.timetable import Timetable, ideal_bubble
+from convolve.parallel.timetable import Timetable, ideal_bubble, settle_schedule
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def run(config: Config, means: Means) -> tuple[Plan, Timetable]:
     network = sketch_network(config)
     blocks = list_blocks(config)
     norms = sum(isinstance(module, BatchNorm2d) for module in network.modules())
-    devices = config.parallel.replicas * config.parallel.shards
+    devices = config.parallel.processes
     limit, source = _find_memory(config, means, devices)
     costs = _find_costs(config, means, network, blocks)
     layout = _lay_out(config, blocks, costs, limit)
@@ -203,7 +204,7 @@ def _find_memory(config: Config, means: Means, devices: int) -> tuple[int, str]:
 def _find_costs(config: Config, means: Means, network: Network, blocks: Sequence[Block]) -> Costs:
     if means.device_flops is not None:
         return calculate_costs(config, blocks, means.device_flops)
-    threads, slower = means.share_cores(config.parallel.replicas * config.parallel.shards)
+    threads, slower = means.share_cores(config.parallel.processes)
     return measure_costs(config, network, threads).slowed(slower)
 
 
@@ -216,17 +217,10 @@ def _lay_out(config: Config, blocks: Sequence[Block], costs: Costs, limit: int) 
         for block, time in zip(blocks, costs.blocks, strict=True)
     )
     budget = Budget(choose_storage(config), choose_load(config, blocks), limit)
-    layout = Layout(works, (0,), _settle_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
-    if parallel.pipeline_splits in ((), ("auto",)) or parallel.shards == 1:
+    layout = Layout(works, (0,), settle_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
+    if parallel.pipeline_splits == AUTO_SPLITS:
         return layout.rebalanced(parallel.shards)
     return layout.split_at(parallel.pipeline_splits)
-
-
-def _settle_schedule(asked: str, stages: int, micro_batches: int) -> str:
-    """One stage takes one micro batch after the other; too few of them cannot take turns."""
-    if stages == 1:
-        return "sequential"
-    return "grouped" if asked == "interleaved" and micro_batches < stages else asked
 
 
 def _describe_stage(layout: Layout, index: int) -> StagePlan:

@@ -10,6 +10,7 @@ from convolve.app.sameness import require_same_start
 from convolve.app.training import CONFIG_FILE, Training, TrainReport, extend
 from convolve.config import Config
 from convolve.config.loading import build, parse
+from convolve.config.schema import AUTO_SPLITS
 from convolve.errors import CheckpointError, ConfigError
 from convolve.parallel.team import open_team
 from convolve.report.tables import rewind
@@ -38,18 +39,16 @@ class Changes:
         changed = extend(config, self.epochs, self.iterations)
         if not self.parallel:
             return changed
-        values = {**changed.values(), **self.parallel}
-        if "shards" in self.parallel and "pipeline_splits" not in self.parallel:
-            values["pipeline_splits"] = ("auto",)
-        micro_batches = config.optim.gradient_accumulation_count * config.parallel.replicas
-        replicas = build(values, name=config.name).parallel.replicas
+        splits = {"pipeline_splits": AUTO_SPLITS} if "shards" in self.parallel else {}
+        layout = build({**config.parallel.model_dump(), **splits, **self.parallel}).parallel
+        micro_batches, replicas = config.optim.gradient_accumulation_count * config.parallel.replicas, layout.replicas
         if micro_batches % replicas:
             raise ConfigError(
                 f"replicas={replicas}: a step of this run has {micro_batches} micro batches, which so many replicas "
                 f"cannot share evenly; choose a divisor of {micro_batches}"
             )
-        values["gradient_accumulation_count"] = micro_batches // replicas
-        return build(values, name=config.name)
+        accumulation = {"gradient_accumulation_count": micro_batches // replicas}
+        return build({**changed.values(), **layout.model_dump(), **accumulation}, name=config.name)
 
 
 def run(folder: Path, console: Console, changes: Changes | None = None) -> TrainReport:

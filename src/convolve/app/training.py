@@ -96,8 +96,8 @@ class Training:
             give_first_weights(model, config, self.loader, console)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.place = take_place(model, config, team)
-        optimiser = build_optimiser(self.place.part, config.settled_optim(), self.place.layout.ownership.owns)
-        self.state = TrainState(self.place.part, optimiser, layout=self.place.layout)
+        optimiser = build_optimiser(self.place.part, config.settled_optim(), self.place.holdings.ownership.owns)
+        self.state = TrainState(self.place.part, optimiser, holdings=self.place.holdings)
         if config.optim.ema_decay is not None:
             self.state.averager = RunningAverage(self.place.part, config.optim.ema_decay)
         self.numerics = self._begin_numerics()
@@ -219,7 +219,7 @@ class Training:
             self.team,
             self.best_accuracy,
         )
-        ownership = self.place.layout.ownership
+        ownership = self.place.holdings.ownership
         parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise, ownership)
         every = config.parallel.epochs_per_sync
         sync = SyncAction(Rhythm(Fraction(every) * per_epoch if every else None, self.total), self.team)
@@ -300,9 +300,11 @@ class Training:
         return build_network(self.config, self.material.transform, classes, self.material.device)
 
     def _gather_whole(self) -> Network:
-        """The trained network; at the first process also where the others hold stages of it."""
+        """The trained network for the report; at the first process also where the others hold stages of it."""
+        if self.place.pipeline is None or not self.config.log.report:
+            return self.state.model
         tensors = self.team.collect(self.state.model.state_dict())
-        if self.place.pipeline is None or not self.team.first:
+        if not self.team.first:
             return self.state.model
         whole = self._build_whole()
         load_weights(whole, Snapshot({"model": tensors}, {}))

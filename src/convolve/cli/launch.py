@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from convolve.cli import restore as restore_verb
 from convolve.cli import train as train_verb
-from convolve.cli.flags import Parser, given_values, read_config
+from convolve.cli.flags import Parser, read_config
 from convolve.cli.output import print_json
 from convolve.config import Config
 from convolve.config.programs import translate_program
 from convolve.errors import ConfigError
-from convolve.parallel.topology import Topology
 
 if TYPE_CHECKING:
     from convolve.parallel.hosts import Job
@@ -78,8 +77,8 @@ def _settle(command: list[str], options: Namespace) -> tuple[Config, Path, list[
         command = [*command, "--replicas", str(options.num_replicas)]
     if command[0] == "restore":
         told = restore_verb.read_options(command[1:])
-        changes = restore.Changes(told.epochs, told.iterations, given_values(told))
-        return changes.apply(restore.read_config(told.run)), told.run.absolute(), command
+        config = restore_verb.read_changes(told).apply(restore.read_config(told.run))
+        return config, told.run.absolute(), command
     config = read_config(train_verb.read_options(command[1:]))
     claimed = config.run.run_dir is not None or not options.dry_run
     folder = launch.settle_folder(config) if claimed else (config.run.log_dir / "RUN").absolute()
@@ -103,7 +102,7 @@ def _plan_job(options: Namespace, config: Config) -> Job:
     return Job(
         hosts=hosts,
         instances=options.num_instances or len(hosts),
-        world=Topology(config.parallel.replicas, config.parallel.shards).world,
+        world=config.parallel.processes,
         master=options.master_addr or hosts[0],
         port=options.master_port or (29400 if options.dry_run else pick_port()),
         remote_shell=options.remote_shell or SSH,

@@ -1,17 +1,23 @@
 """`convolve restore`."""
 
+from __future__ import annotations
+
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.flags import Parser, add_section_flags, given_values
 from convolve.cli.output import print_json
-from convolve.cli.processes import start_job
+from convolve.cli.processes import start_job, wants_job
 from convolve.config.programs import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.parallel.launch import follow_launcher
-from convolve.parallel.topology import Topology, launched, speaks
+from convolve.parallel.topology import speaks
+
+if TYPE_CHECKING:
+    from convolve.app.restore import Changes
 
 
 def read_options(arguments: Sequence[str]) -> Namespace:
@@ -26,6 +32,14 @@ def read_options(arguments: Sequence[str]) -> Namespace:
     return parser.parse(translate_program("restore", arguments))
 
 
+def read_changes(options: Namespace) -> Changes:
+    """What differs from now on: the length of the run, and its layout."""
+    from convolve.app.restore import Changes
+
+    layout = {name: value for name, value in given_values(options).items() if SECTION_OF[name] == "parallel"}
+    return Changes(options.epochs, options.iterations, layout)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Go on with a run, extend a finished one, or go on with it in another layout."""
     options = read_options(arguments)
@@ -33,10 +47,9 @@ def run(arguments: Sequence[str]) -> int:
     device.prepare()
     from convolve.app import restore
 
-    layout = {name: value for name, value in given_values(options).items() if SECTION_OF[name] == "parallel"}
-    changes = restore.Changes(options.epochs, options.iterations, layout)
+    changes = read_changes(options)
     config = changes.apply(restore.read_config(options.run))
-    if Topology(config.parallel.replicas, config.parallel.shards).world > 1 and not launched():
+    if wants_job(config):
         return start_job(["restore", *arguments], config)
     from convolve.cli.console import PlainConsole, open_console
     from convolve.cli.result import finish

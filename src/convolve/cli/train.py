@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from convolve import device
 from convolve.cli.flags import Parser, add_config_flags, asked_model, read_config
 from convolve.cli.output import print_json
-from convolve.cli.processes import start_job
+from convolve.cli.processes import start_job, wants_job
 from convolve.config.spellings import translate
 from convolve.parallel.launch import follow_launcher
-from convolve.parallel.topology import Topology, launched, speaks
+from convolve.parallel.topology import speaks
 
 USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help puts that network's options first"
 EPILOG = "`--x none` unsets an optional value. Without arguments: LeNet on MNIST."
@@ -27,8 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     """Train a config and report its test accuracy."""
     options = read_options(arguments)
     config = read_config(options)
-    world = Topology(config.parallel.replicas, config.parallel.shards).world
-    if world > 1 and not launched():
+    if wants_job(config):
         return start_job(["train", *arguments], config)
 
     follow_launcher()

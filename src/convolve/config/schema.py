@@ -251,6 +251,9 @@ class PrecisionConfig(Section):
     )
 
 
+AUTO_SPLITS = ("auto",)
+
+
 class ParallelConfig(Section):
     """How the work is laid out over devices."""
 
@@ -264,7 +267,7 @@ class ParallelConfig(Section):
     rts: bool = Field(False, description="replicated tensor sharding: each replica keeps its share of optimiser state")
     shards: int = Field(1, ge=1, description="stages the model is split into, one process each")
     pipeline_splits: tuple[str, ...] = Field(
-        ("auto",), description="blocks at which the stages after the first begin; auto: balanced by measured time"
+        AUTO_SPLITS, description="blocks at which the stages after the first begin; auto: balanced by measured time"
     )
     pipeline_schedule: Annotated[
         Literal["interleaved", "grouped", "sequential"], BeforeValidator(partial(_respell, {}))
@@ -283,6 +286,11 @@ class ParallelConfig(Section):
         None, gt=0, description="epochs between checks that all replicas hold the same weights; unset: at the start"
     )
     max_restarts: int = Field(0, ge=0, description="times a job goes on from its newest checkpoint after a dead rank")
+
+    @property
+    def processes(self) -> int:
+        """One for every stage of every replica."""
+        return self.replicas * self.shards
 
 
 class RunConfig(Section):

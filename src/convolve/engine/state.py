@@ -19,7 +19,7 @@ from convolve.parallel.team import Alone, Team
 
 
 @dataclass(frozen=True)
-class Layout:
+class Holdings:
     """Which tensors of a run this process holds: not those of blocks at other stages, nor state that others own."""
 
     elsewhere: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class TrainState:
     arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
     scaler: Scaler = field(default_factory=NoScaling)
     averager: Averager = field(default_factory=NoAverage)
-    layout: Layout = field(default_factory=Layout)
+    holdings: Holdings = field(default_factory=Holdings)
 
     def snapshot(self, facts: dict[str, Any], team: Team | None = None) -> Snapshot:
         """The state as named tensors and plain values; `facts` are added to the plain values.
@@ -62,7 +62,7 @@ class TrainState:
         own = state_tensors(self.optimiser, self.model)
         tensors = {
             "model": team.collect(self.model.state_dict()),
-            "optimizer": team.collect(own, from_replicas=self.layout.shared_out),
+            "optimizer": team.collect(own, from_replicas=self.holdings.shared_out),
         }
         averages = team.collect(self.averager.tensors())
         if averages:
@@ -72,9 +72,9 @@ class TrainState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the state that a snapshot holds, bit for bit."""
-        here = {part: self.layout.keep(tensors) for part, tensors in snapshot.tensors.items()}
+        here = {part: self.holdings.keep(tensors) for part, tensors in snapshot.tensors.items()}
         load_weights(self.model, Snapshot(here, snapshot.state))
-        load_state(self.optimiser, self.model, self.layout.keep_state(here.get("optimizer", {})))
+        load_state(self.optimiser, self.model, self.holdings.keep_state(here.get("optimizer", {})))
         self.averager.restore(here.get("averages", {}))
         self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
         self.scaler.restore(dict(snapshot.state.get("scaling", {})))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from convolve.data.loader import Window
+from convolve.device import widest_float
 from convolve.engine.executor import Executor
 from convolve.engine.state import TrainState
 from convolve.models.batch_norm import settle_batch_norms
@@ -64,7 +65,8 @@ def clip_to(norm: float, team: Team) -> Clip:
 
     def clip(model: nn.Module) -> None:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        norms = torch.stack(torch._foreach_norm(gradients))
+        squares = norms.to(widest_float(norms.device)).square().sum()
         length = team.add_stages(squares.view(1)).sqrt().item()
         if length > norm:
             torch._foreach_mul_(gradients, norm / length)

@@ -10,8 +10,9 @@ means m_i and unbiased variances v_i, over all replicas. Each forward pass only 
 With one micro batch per step this is what torch does. Normalisation itself uses the statistics of each micro batch.
 
 Norms of a span of replicas see their micro batches as one. With N, S = sum(x) and Q = sum(x^2) of each channel added up
-over the span, mean = S / N and variance = Q / N - mean^2, in float64. To torch's norm these are constants; what flows
-back through them, with g the gradient that the norm hands on and y = (x - mean) / sqrt(variance + epsilon), is
+over the span, mean = S / N and variance = Q / N - mean^2, in the widest format that the device has. To torch's norm
+these are constants; what flows back through them, with g the gradient that the norm hands on and
+y = (x - mean) / sqrt(variance + epsilon), is
 
     dx = g - (sum(g) + y sum(g y)) / N            sums over the span, as well
 """
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from convolve.device import widest_float
 
 Add = Callable[[Tensor], Tensor]
 
@@ -63,7 +66,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def _normalise_in_span(self, x: Tensor, replicas: int, add: Add) -> tuple[Tensor, Tensor, float]:
         """The same over a span, in which each replica makes its share of one pass."""
         with torch.no_grad():
-            wide = x.to(torch.float64)
+            wide = x.to(widest_float(x.device))
             sums = wide.sum(dim=(0, 2, 3)), wide.square_().sum(dim=(0, 2, 3))
             total = add(torch.cat((*sums, sums[0].new_tensor([x.numel() // self.num_features]))))
             mean, square = (total[:-1] / total[-1]).view(2, -1)
@@ -105,9 +108,8 @@ class _ThroughStatistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         g, (x, mean, scale) = grads[0], ctx.saved_tensors
         y = (x - mean[:, None, None]).mul_(scale[:, None, None])
-        local = torch.stack(
-            (g.sum(dim=(0, 2, 3), dtype=torch.float64), (g * y).sum(dim=(0, 2, 3), dtype=torch.float64))
-        )
+        wide = widest_float(g.device)
+        local = torch.stack([one.sum(dim=(0, 2, 3), dtype=wide) for one in (g, g * y)])
         plain, along = (ctx.add(local) / ctx.count).float()
         return g - plain[:, None, None] - y.mul_(along[:, None, None]), None, None, None, None, None
 

@@ -53,21 +53,19 @@ class Network(nn.Module):
 
     def has_block(self, pattern: str) -> bool:
         """Whether a pattern such as layer*/1 fits the name of a block."""
-        return any(fnmatch(name, pattern) for name in self._paths)
+        return bool(match_blocks(self._paths, [pattern]))
 
     def recompute(self, kept: Sequence[str] = ()) -> None:
         """From now on keep activations only after the blocks that a pattern names; without patterns after each one."""
+        for pattern in kept:
+            if not self.has_block(pattern):
+                raise ConfigError(f"recompute-checkpoints={pattern}: no block fits it; {suggest(pattern, self._paths)}")
         segments: list[list[str]] = [[]]
-        unused = set(kept)
+        ends = match_blocks(self._paths, kept or ["*"])
         for name in self._paths:
             segments[-1].append(name)
-            matching = {pattern for pattern in kept if fnmatch(name, pattern)}
-            unused -= matching
-            if matching or not kept:
+            if name in ends:
                 segments.append([])
-        if unused:
-            pattern = min(unused)
-            raise ConfigError(f"recompute-checkpoints={pattern}: no block fits it; {suggest(pattern, self._paths)}")
         self._recomputed = [segment for segment in segments if segment]
         for segment in self._recomputed:
             _spare_input(self.blocks[segment[0]])
@@ -105,6 +103,11 @@ class Network(nn.Module):
         if not last or "." in name or hasattr(parent, last):
             raise ConfigError(f"block name {name}: empty, with a dot, or taken already; choose another name")
         parent.add_module(last, block)
+
+
+def match_blocks(names: Iterable[str], patterns: Sequence[str]) -> frozenset[str]:
+    """The names that fit one of several patterns such as layer*/1."""
+    return frozenset(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
 
 
 def _spare_input(block: nn.Module) -> None:

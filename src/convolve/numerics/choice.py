@@ -37,16 +37,16 @@ def choose(config: PrecisionConfig, where: torch.device, *, watched: bool = Fals
         reason = "every result is looked at" if watched else "fp32 is what this device computes in"
         return Choice(policy, "emulated" if watched else "plain", reason)
     if config.numerics == "emulated":
-        return Choice(policy, "emulated", f"as asked, {_kernel_name()}")
+        return Choice(policy, "emulated", f"as asked, {kernel.describe()}")
     missing = _beyond_native(policy, watched)
     if config.numerics == "native":
         return _force_native(policy, missing, where)
     if policy.stochastic:
         missing.append("stochastic rounding")
     if missing:
-        return Choice(policy, "emulated", f"no native kernel does {', '.join(missing)}; {_kernel_name()}")
+        return Choice(policy, "emulated", f"no native kernel does {', '.join(missing)}; {kernel.describe()}")
     works, reason = _judge(policy, where)
-    return Choice(policy, "native" if works else "emulated", reason if works else f"{reason}; {_kernel_name()}")
+    return Choice(policy, "native" if works else "emulated", reason if works else f"{reason}; {kernel.describe()}")
 
 
 def build_arithmetic(choice: Choice, where: torch.device, watcher: Watcher | None = None) -> Arithmetic:
@@ -56,10 +56,6 @@ def build_arithmetic(choice: Choice, where: torch.device, watcher: Watcher | Non
     if choice.execution == "native":
         return NativeArithmetic(choice.policy, where)
     return EmulatedArithmetic(choice.policy, watcher)
-
-
-def _kernel_name() -> str:
-    return "rounding in torch (no C compiler)" if kernel.load() is None else "rounding in native code"
 
 
 def _beyond_native(policy: Policy, watched: bool) -> list[str]:

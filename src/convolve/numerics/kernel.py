@@ -42,10 +42,20 @@ class Kernel:
 @cache
 def load() -> Kernel | None:
     """The kernel for this CPU; None where it cannot be compiled."""
-    library = native.load("convolve.numerics", "kernel.c")
+    library = _library()
     if isinstance(library, str):
         return None
     return Kernel(library.function("convolve_round", _SIGNATURE), _torch_threads())
+
+
+def describe() -> str:
+    """In which form values are rounded, and why if that is not the native one."""
+    library = _library()
+    return f"rounding in torch ({library})" if isinstance(library, str) else "rounding in native code"
+
+
+def _library() -> native.Library | str:
+    return native.load("convolve.numerics", "kernel.c")
 
 
 def _torch_threads() -> int | None:

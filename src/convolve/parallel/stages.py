@@ -20,6 +20,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from convolve.parallel.timetable import settle_schedule
+
 Shape = tuple[int, ...]
 Forward = Callable[[int, Tensor], Tensor]
 Around = Callable[[int, bool], AbstractContextManager[None]]
@@ -65,9 +67,7 @@ class Pipeline:
 
     def infer(self, images: Tensor) -> Tensor | None:
         """The part's answer to a batch that goes through all stages; None where another stage gives it."""
-        line = self._line(len(images), 1, False)
-        line.work.forward_of = lambda _, x: self._part(x)
-        return line.run(images if self.stage == 0 else None, 0)
+        return self._line(len(images), 1, False).run(images if self.stage == 0 else None, 0)
 
     def _groups(self, sizes: list[int]) -> list[tuple[int, int]]:
         """Runs of micro batches of one size; each for itself where they follow one another."""
@@ -106,8 +106,7 @@ class Pipeline:
             output_args=torch.empty(going, device="meta", requires_grad=learning),
             group=self._group,
         )
-        # One forward, one backward needs as many micro batches as stages; with fewer both schedules are the same.
-        in_turn = learning and self._schedule == "interleaved" and count >= self.stages
+        in_turn = learning and settle_schedule(self._schedule, self.stages, count) == "interleaved"
         kind: type[PipelineScheduleSingle] = Schedule1F1B if in_turn else ScheduleGPipe
         schedule = kind(stage, count, loss_fn=_take_loss if learning else None, scale_grads=False)
         return _Line(work, stage, schedule, torch.empty(count) if learning and self.last else None)

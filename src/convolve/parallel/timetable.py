@@ -17,6 +17,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+def settle_schedule(asked: str, stages: int, micro_batches: int) -> str:
+    """The schedule that a step follows: a single stage takes one micro batch after the other, and with fewer micro
+    batches than stages there is no turn to take."""
+    if stages == 1:
+        return "sequential"
+    return "grouped" if asked == "interleaved" and micro_batches < stages else asked
+
+
 class Pass(Enum):
     """The two directions."""
 

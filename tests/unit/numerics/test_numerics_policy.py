@@ -7,6 +7,7 @@ import torch
 
 from convolve.config import PrecisionConfig
 from convolve.errors import ConfigError, DeviceError
+from convolve.numerics import kernel
 from convolve.numerics.choice import choose
 from convolve.numerics.formats import BF16, FP16, FP32
 from convolve.numerics.operations import Colour, OperationLists
@@ -126,3 +127,9 @@ def test_auto_explains_what_the_probe_found(tmp_path, monkeypatch, works, speeds
     choice = choose(PrecisionConfig(precision="16.32", half_type="bf16"), CPU)
     assert choice.execution == execution
     assert reason in choice.reason
+
+
+def test_the_reason_for_rounding_without_native_code_is_told(monkeypatch):
+    monkeypatch.setattr(kernel, "_library", lambda: "cc failed: no such option")
+    choice = choose(PrecisionConfig(precision="16.16"), torch.device("cpu"))
+    assert "rounding in torch (cc failed: no such option)" in choice.reason

@@ -1,8 +1,8 @@
 """Small C files, compiled on first use with the system's compiler and kept in the cache.
 
-They speak plain C through pointers: no torch header, no extension module. Whatever is done in C has another form with
-the same bits, which does the work where there is no compiler, where it fails, or where `CONVOLVE_KERNEL=torch` asks for
-that.
+They speak plain C through pointers: no torch header, no extension module. Whatever is done in C has another form, which
+does the work where there is no compiler, where it fails, or where `CONVOLVE_KERNEL=torch` asks for that; with the same
+bits, but for the layers in `kernels`.
 """
 
 import ctypes
@@ -20,6 +20,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from convolve import device
 
@@ -61,6 +63,21 @@ def load(package: str, file: str, options: tuple[str, ...] = ()) -> Library | st
     except (OSError, subprocess.SubprocessError, _NotMadeError) as error:
         # Also a library of another machine in a shared cache, or a damaged one.
         return " ".join(str(error).split())
+
+
+@cache
+def torch_threads() -> int | None:
+    """The address of GOMP_parallel in the OpenMP library that torch has loaded; None: one thread."""
+    folder = Path(torch.__file__).parent
+    candidates = [*folder.glob("lib/lib*omp*"), *folder.parent.glob("torch.libs/lib*omp*")]
+    for path in candidates:
+        try:
+            # Without RTLD_NOLOAD this could bring in a second pool; with it, only what torch uses is found.
+            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
 
 
 class _NotMadeError(Exception):

@@ -1,55 +1,28 @@
 """Photographs: neither the format nor the number of threads nor a stop inside an epoch may change what is learned."""
 
 import csv
+import shutil
 import signal
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from convolve.app import restore, train
 from convolve.app.console import SilentConsole
-from convolve.config.loading import resolve
 from convolve.config.schema import DataConfig
 from convolve.data.dataset import ignore_progress
 from convolve.data.feeding import fit_input, open_train_loader
 from convolve.data.formats import open_pictures
-from convolve.data.prepare import Options, prepare
 from convolve.data.resizing import resize_by_torch
 from digit_runs import weights_hash
-from record_files import write_imagenet, write_tfds
+from photo_sets import FORMATS, photo_config, write_every_format
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Small smooth pictures of three classes in every format."""
-    root = tmp_path_factory.mktemp("photos")
-    for split, count in (("train", 40), ("val", 12)):
-        for number in range(count):
-            chance = np.random.default_rng([len(split), number])
-            folder = root / "folder" / split / f"class-{number % 3}"
-            folder.mkdir(parents=True, exist_ok=True)
-            coarse = Image.fromarray(chance.integers(0, 256, (4, 4, 3), np.uint8))
-            coarse.resize((80, 80), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=90)
-    dataset = open_pictures(root / "folder", "folder", ignore_progress)
-    prepare(dataset, root / "tar", Options("webdataset", shard_samples=7), 2, ignore_progress)
-    prepare(dataset, root / "raw", Options("raw", size=80), 2, ignore_progress)
-    train_samples, test_samples = (listed(split) for split in (dataset.train, dataset.test))
-    write_imagenet(root / "tfrecord", train_samples, test_samples, shards=3)
-    write_tfds(root / "tfds", train_samples, test_samples, shards=2)
-    return root
-
-
-def listed(gallery):
-    return [(gallery.source.read(row), label) for row, label in enumerate(gallery.labels.tolist())]
-
-
-def config(photos, kind, folder, **given):
-    small = {"model": "lenet5", "data_dir": photos / kind, "image_size": 48, "epochs": 2, "batch_size": 8, "threads": 1}
-    quiet = {"curves": False, "report": False, "log_freq": 1, "learning_rate": 0.01, "normalisation": "imagenet"}
-    return resolve(None, None, {**small, **quiet, "run_dir": folder, **given}).config
+    return write_every_format(tmp_path_factory.mktemp("photos"))
 
 
 def losses(folder):
@@ -57,20 +30,11 @@ def losses(folder):
         return [row["loss"] for row in csv.DictReader(file)]
 
 
-FORMATS = {
-    "folder": "folders",
-    "tar": "WebDataset",
-    "tfrecord": "ImageNet TFRecord",
-    "tfds": "TFDS",
-    "raw": "raw store",
-}
-
-
 def test_every_format_learns_the_same_from_the_same_pictures(photos, tmp_path):
     """The raw store too, where pictures are stored at their own size and none is large enough to be decoded smaller."""
     for kind, told in FORMATS.items():
         assert open_pictures(photos / kind, "x", ignore_progress).origin == f"x ({told})"
-        train.run(config(photos, kind, tmp_path / kind), SilentConsole())
+        train.run(photo_config(photos, kind, tmp_path / kind), SilentConsole())
     assert len({tuple(losses(tmp_path / kind)) for kind in FORMATS}) == 1
     assert len({weights_hash(tmp_path / kind) for kind in FORMATS}) == 1
 
@@ -94,15 +58,15 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
 
 
 def test_without_a_compiler_the_same_is_learned(photos, tmp_path, monkeypatch):
-    train.run(config(photos, "folder", tmp_path / "native"), SilentConsole())
+    train.run(photo_config(photos, "folder", tmp_path / "native"), SilentConsole())
     monkeypatch.setattr("convolve.data.decode.resize", resize_by_torch)
-    train.run(config(photos, "folder", tmp_path / "torch"), SilentConsole())
+    train.run(photo_config(photos, "folder", tmp_path / "torch"), SilentConsole())
     assert weights_hash(tmp_path / "native") == weights_hash(tmp_path / "torch")
 
 
 def test_threads_and_cache_do_not_change_a_bit_of_the_weights(photos, tmp_path):
     for name, given in {"none": {"workers": 0}, "four": {"workers": 4}, "cold": {"dataset_cache": False}}.items():
-        train.run(config(photos, "folder", tmp_path / name, **given), SilentConsole())
+        train.run(photo_config(photos, "folder", tmp_path / name, **given), SilentConsole())
     assert len({weights_hash(tmp_path / name) for name in ("none", "four", "cold")}) == 1
 
 
@@ -123,8 +87,8 @@ MIXED = {"mixup_alpha": 0.3, "cutmix_lambda": 0.8, "colour_jitter": (0.2, 0.2, 0
 
 @pytest.mark.parametrize("kind", ["tar", "raw"])
 def test_a_run_stopped_inside_an_epoch_goes_on_with_the_very_next_picture(photos, tmp_path, kind):
-    train.run(config(photos, kind, tmp_path / "unbroken", **MIXED), SilentConsole())
-    stopped = train.run(config(photos, kind, tmp_path / "broken", **MIXED), StoppingConsole(24))
+    train.run(photo_config(photos, kind, tmp_path / "unbroken", **MIXED), SilentConsole())
+    stopped = train.run(photo_config(photos, kind, tmp_path / "broken", **MIXED), StoppingConsole(24))
     assert stopped.stopped_by == signal.SIGTERM
     restore.run(tmp_path / "broken", SilentConsole())
     assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "unbroken")
@@ -135,7 +99,7 @@ def test_accumulating_equals_a_big_batch_with_mixing(photos, tmp_path):
 
     def weights(name, batch, accumulated):
         given = {"batch_size": batch, "gradient_accumulation_count": accumulated, "validation_mode": "none", **MIXED}
-        report = train.run(config(photos, "tar", tmp_path / name, **given), SilentConsole())
+        report = train.run(photo_config(photos, "tar", tmp_path / name, **given), SilentConsole())
         return load_file(max((report.run_dir / "checkpoints").glob("step-*")) / "model.safetensors")
 
     whole, parts = weights("whole", 8, 1), weights("parts", 2, 4)
@@ -143,12 +107,10 @@ def test_accumulating_equals_a_big_batch_with_mixing(photos, tmp_path):
 
 
 def test_a_broken_picture_is_left_out_and_listed_in_the_run_folder(photos, tmp_path):
-    import shutil
-
     shutil.copytree(photos / "folder", tmp_path / "folder")
     broken = tmp_path / "folder" / "train" / "class-1" / "1.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     given = {"bad_samples": "skip", "bad_samples_limit": 0.05, "validation_mode": "none"}
-    report = train.run(config(tmp_path, "folder", tmp_path / "run", **given), SilentConsole())
+    report = train.run(photo_config(tmp_path, "folder", tmp_path / "run", **given), SilentConsole())
     assert report.steps == 10
     assert str(broken) in (tmp_path / "run" / "bad-samples.txt").read_text()

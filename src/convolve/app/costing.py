@@ -9,12 +9,14 @@ from math import prod
 import torch
 
 from convolve.app.describe import known_dataset
+from convolve.app.numerics import use_kernels
 from convolve.config import Config, ModelConfig
 from convolve.models import registry
 from convolve.models.anatomy import describe
 from convolve.models.network import Network, Shape, match_blocks
 from convolve.models.timing import BlockTime, time_blocks, time_update
 from convolve.models.trainable import limit_training
+from convolve.numerics.choice import choose
 from convolve.numerics.policy import build_policy
 from convolve.optim.optimisers import build_optimiser, count_moments
 from convolve.parallel.memory import Block, Load, Storage
@@ -70,6 +72,7 @@ def _sketch(options: ModelConfig, classes: int, shape: Shape) -> Network:
 def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Block, ...]:
     network = _sketch(options, classes, shape)
     rows = describe(options.model, network).rows
+    seams = set(network.seams)
     inputs = [network.input_shape, *(row.shape for row in rows)]
     trained = [
         sum(weight.numel() for weight in block.parameters() if weight.requires_grad)
@@ -83,6 +86,7 @@ def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Bloc
             multiply_adds=row.multiply_adds,
             input_values=prod(shape),
             kept_values=row.activation_bytes // FLOAT32_BYTES,
+            seam=row.name in seams,
         )
         for row, shape, learns in zip(rows, inputs, trained, strict=False)
     )
@@ -129,6 +133,7 @@ def measure_costs(config: Config, network: Network, threads: int) -> Costs:
     samples = config.optim.batch_size
     filled = registry.find(config.model.model).fill(network, config.run.seed)
     filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    use_kernels(config, filled, choose(config.precision, torch.device("cpu")))
     optimiser = build_optimiser(filled, config.settled_optim())
     with _threads(threads):
         timing = time_blocks(filled, samples, MEASURING_SECONDS)

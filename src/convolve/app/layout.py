@@ -4,14 +4,19 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass
 
+import torch
+
+from convolve.app.numerics import use_kernels
 from convolve.config import Config
 from convolve.config.schema import AUTO_SPLITS
 from convolve.engine.state import Holdings
 from convolve.errors import ConfigError, suggest
 from convolve.models.anatomy import describe
 from convolve.models.batch_norm import BatchNorm2d
+from convolve.models.naming import to_own_splits
 from convolve.models.network import Network, Shape
 from convolve.models.timing import time_blocks
+from convolve.numerics.choice import choose
 from convolve.parallel.balance import balance
 from convolve.parallel.stages import Pipeline
 from convolve.parallel.team import Team
@@ -52,15 +57,18 @@ def take_place(network: Network, config: Config, team: Team) -> Place:
 
 def check_splits(network: Network, config: Config) -> None:
     """Stages must be able to begin where the config says; a sketch of the network is enough to know."""
-    splits, stages = config.parallel.pipeline_splits, config.parallel.shards
-    names = list(network.blocks)
-    if stages > len(names):
-        raise ConfigError(f"shards={stages}: {config.model.model} has {len(names)} blocks; ask for fewer stages")
+    names, stages = list(network.blocks), config.parallel.shards
+    splits = to_own_splits(config.parallel.pipeline_splits, names)
+    seams = network.seams[1:]
+    if stages > len(seams) + 1:
+        raise ConfigError(
+            f"shards={stages}: {config.model.model} can be cut into {len(seams) + 1} parts; ask for fewer stages"
+        )
     if splits == AUTO_SPLITS:
         return
-    wrong = next((name for name in splits if name not in names[1:]), None)
+    wrong = next((name for name in splits if name not in seams), None)
     if wrong is not None:
-        problem = f"pipeline-splits={wrong}: no stage can begin there; {suggest(wrong, names[1:])}"
+        problem = f"pipeline-splits={wrong}: no stage can begin there; {suggest(wrong, seams)}"
     elif len(splits) != stages - 1:
         problem = (
             f"pipeline-splits names {len(splits)} blocks, but shards={stages} needs {stages - 1}, one for each stage "
@@ -69,19 +77,22 @@ def check_splits(network: Network, config: Config) -> None:
     else:
         _check_stages(network, cut(network, list(splits)))
         return
-    raise ConfigError(f"{problem}\n{tabulate_blocks(network, config.model.model)}")
+    raise ConfigError(problem, tabulate_blocks(network, config.model.model))
 
 
 def choose_splits(network: Network, config: Config, team: Team) -> list[str]:
     """The blocks at which stages begin, the first stage left out: as named, or balanced by times measured here."""
-    splits, stages = config.parallel.pipeline_splits, config.parallel.shards
-    names = list(network.blocks)
+    names, stages = list(network.blocks), config.parallel.shards
+    splits = to_own_splits(config.parallel.pipeline_splits, names)
     if splits != AUTO_SPLITS:
         return sorted(splits, key=names.index)
     chosen = ""
     if team.first:
-        times = time_blocks(deepcopy(network), config.optim.batch_size, MEASURING_SECONDS).blocks
-        begins = balance([time.forward + time.backward for time in times], stages)
+        copy = deepcopy(network)
+        use_kernels(config, copy, choose(config.precision, torch.device("cpu")))
+        times = time_blocks(copy, config.optim.batch_size, MEASURING_SECONDS).blocks
+        costs, seams = [time.forward + time.backward for time in times], set(network.seams)
+        begins = balance(costs, stages, lambda stage, begin, end: names[begin] in seams)
         chosen = json.dumps([names[begin] for begin in begins[1:]])
     return list(json.loads(team.tell(chosen)))
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from convolve.config import Config
+from convolve.models.native_layers import use_native_layers
+from convolve.models.network import Network
 from convolve.numerics.arithmetic import Arithmetic
 from convolve.numerics.choice import Choice, build_arithmetic, choose
 from convolve.numerics.diagnostics import OverflowDump, StepDump, Survey, Trap, Watchers, parse_steps
@@ -52,10 +53,18 @@ def prepare_numerics(
     return Numerics(choice, build_arithmetic(choice, where, watcher), scaler)
 
 
-def compute_like_training(config: Config, network: nn.Module, where: torch.device) -> None:
+def compute_like_training(config: Config, network: Network, where: torch.device) -> None:
     """Let a trained network compute as it did while it was validated in training."""
-    arithmetic = build_arithmetic(choose(config.precision, where), where)
-    arithmetic.attach(network)
+    choice = choose(config.precision, where)
+    build_arithmetic(choice, where).attach(network)
+    use_kernels(config, network, choice)
+
+
+def use_kernels(config: Config, network: Network, choice: Choice) -> list[str]:
+    """Let native code compute layers where the config allows it and nobody looks at each result; returns names."""
+    if config.run.kernels == "torch" or choice.execution != "plain":
+        return []
+    return use_native_layers(network)
 
 
 def _watchers(config: Config, choice: Choice, folder: Path, tell: Tell) -> list[Watcher]:

@@ -67,7 +67,11 @@ def _entry(name: str, body: Any, origin: str) -> Entry:
     values = {field_name(str(key)): value for key, value in body.items() if key not in _ABOUT}
     for key in values:
         _require_known(key, f"{origin}, {name}")
-    base, also = about.get("base"), about.get("also", ())
+    base, also = about.get("base"), about.get("also", [])
+    if not isinstance(base, str | None):
+        raise ConfigError(f"{origin}, {name}: base={base}: must be the name of a config")
+    if not isinstance(also, list):
+        raise ConfigError(f"{origin}, {name}: also={also}: must be a list of names, as in [one, other]")
     return Entry(name, origin, values, base, str(about.get("summary", "")), tuple(str(item) for item in also))
 
 

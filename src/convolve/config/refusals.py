@@ -8,7 +8,7 @@ ONE_DEVICE = "the number of copies is --replicas N here, on whatever devices the
 _TPU = f"no TPU is driven from here; {ONE_DEVICE}"
 _FUSION = "operator fusion of the vendor's compiler has no counterpart here; leave it out"
 _DUMPS = "dumps go into the run folder; leave it out"
-_NO_TRACE = "no trace of the vendor's is written; training.csv has the time of every log interval; leave it out"
+_NO_TRACE = "a trace is made by `convolve bench train --profile`; training.csv has the time of every log interval"
 _MEMORY_PLAN = "it plans the on-chip memory of an IPU; no other device has such a plan; leave it out"
 _EXCHANGE = "it steers the IPU compiler's exchange of data between tiles; leave it out"
 _OFFLOAD = "PyTorch decides where tensors lie, and 16.32 is the same arithmetic wherever its copies are; leave it out"
@@ -89,7 +89,6 @@ GRAPHCORE = {
     "max-cross-replica-buffer-size": "gradients travel in buckets while the backward pass runs; leave it out",
     "max-reduce-many-buffer-size": _EXCHANGE,
     "min-remote-tensor-size": _OFFLOAD,
-    "mlperf-logging": "events.jsonl has every event and summary.json every figure, with units; leave it out",
     "model-cache-path": _COMPILED,
     "no-proxy-recompute": "the proxy's moments are always computed anew, they cost next to nothing; leave it out",
     "num-io-tiles": _MEMORY_PLAN,

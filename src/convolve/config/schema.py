@@ -155,6 +155,13 @@ class OptimConfig(Section):
     lars_eeta: float = Field(0.001, gt=0, description="lars: trust, the length of an update as a share of the weight's")
     lars_epsilon: float = Field(0.0, ge=0, description="lars: epsilon in the denominator of the trust ratio")
     muon_rest_factor: float = Field(0.1, gt=0, description="muon: factor on the rate of what is not a convolution")
+    muon_rest_momentum: float | None = Field(
+        None, ge=0, lt=1, description="muon: momentum of what is not a convolution; unset: the same"
+    )
+    muon_rounds: int = Field(5, ge=1, description="muon: rounds of the orthogonalisation")
+    muon_fixed_norm: bool = Field(
+        False, description="muon: bring each convolution to the norm sqrt(outputs) before each update, instead of decay"
+    )
     weight_decay: float = Field(0.0, ge=0, description="L2 decay (adamw and muon: decoupled; lars: inside the trust)")
     weight_decay_on: Literal["all", "matrices"] = Field(
         "matrices", description="parameters that decay: all, or those with two dimensions or more"
@@ -301,6 +308,9 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63, description="key of every random choice")
     device: str = Field("auto", description="auto, cpu, cuda, mps, xpu or npu, with an index if needed (cuda:1)")
     threads: int | None = Field(None, ge=1, description="CPU threads; unset: as many as the process may use")
+    kernels: Literal["auto", "torch"] = Field(
+        "auto", description="auto: layers in native code where there are some for this machine; torch: PyTorch's only"
+    )
     run_dir: Path | None = Field(None, description="exact folder of the run")
     log_dir: Path = Field(Path("runs"), description="parent of run folders")
     name_suffix: str | None = Field(None, description="appended to the name of the run folder")
@@ -312,6 +322,9 @@ class RunConfig(Section):
     )
     validation_mode: Literal["during", "after", "none"] = Field(
         "during", description="validate while training, every checkpoint after it, or never"
+    )
+    validation_views: Literal[1, 2, 6] = Field(
+        1, description="views of each test image: 2 adds its mirror image, 6 also both moved by one pixel either way"
     )
     validation_frequency: float = Field(1.0, gt=0, description="epochs between validations while training")
 
@@ -327,6 +340,7 @@ class LogConfig(Section):
     metrics: bool = Field(True, description="count loss and accuracy while training")
     curves: bool = Field(True, description="draw curves.png at the end")
     report: bool = Field(True, description="write report.html at the end")
+    mlperf_logging: bool = Field(False, description="write MLPerf's log into the run folder as result_SEED.txt")
     draw_graph: bool = Field(False, description="draw the network into the run folder as model.svg")
     tensorboard: bool = Field(False, description="write TensorBoard events (extra `logs`)")
     wandb: bool = Field(False, description="send metrics to Weights & Biases (extra `logs`)")

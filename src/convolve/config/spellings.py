@@ -4,7 +4,7 @@ The tables hold the digit examples of Paddle on IPU and of Ascend (TensorFlow 1 
 TensorFlow and PyTorch. Underscores and dashes are the same everywhere, so only names that differ otherwise are listed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from convolve.config.refusals import ONE_DEVICE, REFUSED
 from convolve.errors import ConfigError
@@ -213,13 +213,18 @@ def _apply_switches(groups: list[tuple[str | None, list[str]]]) -> list[tuple[st
     return groups
 
 
-def translate(arguments: Sequence[str]) -> list[str]:
-    """A command line with every old spelling replaced by ours; a refused one is an error that says why."""
+def translate(arguments: Sequence[str], own: Container[str] = ()) -> list[str]:
+    """A command line with every old spelling replaced by ours; a refused one is an error that says why.
+
+    Options that the verb has as its `own` are taken as they are.
+    """
     groups = [(RENAMED.get(name, name) if name else None, words) for name, words in split_options(arguments)]
     result: list[str] = []
     for name, words in _sgd_with_momentum(_steps_to_iterations(_apply_switches(groups))):
         if name is None:
             result += words
+        elif name in own:
+            result += [f"--{name}", *words]
         elif name in REFUSED:
             raise ConfigError(f"--{name} is not offered: {REFUSED[name]}")
         elif name in REPLACED:

@@ -25,9 +25,11 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = key_node.value
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise ConfigError(f"line {line}: a list or mapping cannot be a key; write `name: value`")
             if key in seen:
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: key '{key}' is given twice; keep one of them")
+                raise ConfigError(f"line {line}: key '{key}' is given twice; keep one of them")
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -3,17 +3,18 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from convolve.checkpoint.store import Store
+from convolve.checkpoint.background import BackgroundSaver
+from convolve.checkpoint.store import step_of
 from convolve.data.loader import Loader
 from convolve.engine.averager import showing
-from convolve.engine.evaluation import Answer, evaluate
+from convolve.engine.evaluation import evaluate
 from convolve.engine.loop import Stopwatch
 from convolve.engine.rhythm import Rhythm
 from convolve.engine.state import TrainState
 from convolve.engine.tally import Counts, Tally
+from convolve.engine.views import Answer
 from convolve.errors import DivergedError
 from convolve.optim.schedules import Schedule
 from convolve.parallel.team import Team
@@ -101,6 +102,7 @@ class ValidateAction:
     clock: Clock
     team: Team
     answer: Answer | None = None
+    views: int = 1
     newest: Counts | None = None
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
@@ -110,11 +112,14 @@ class ValidateAction:
             return
         with self.clock.stopwatch.paused():
             watch = Stopwatch()
-            self.newest = evaluate(state.model, self.loader, self.batch_size, self.team, self.answer)
+            self.newest = self._evaluate(state)
             seconds = watch.seconds
             epoch = state.samples / self.samples_per_epoch
             self.writer.valid(valid_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
             self._validate_average(state, epoch)
+
+    def _evaluate(self, state: TrainState) -> Counts:
+        return evaluate(state.model, self.loader, self.batch_size, self.team, self.answer, self.views)
 
     def _validate_average(self, state: TrainState, epoch: float) -> None:
         """The running average, if one is kept, is validated as a network of its own."""
@@ -123,7 +128,7 @@ class ValidateAction:
             return
         watch = Stopwatch()
         with showing(state.model, averages):
-            counts = evaluate(state.model, self.loader, self.batch_size, self.team, self.answer)
+            counts = self._evaluate(state)
         name = f"{checkpoint_name(state.step)}-ema"
         self.writer.valid(valid_record(name, state.step, epoch, counts, watch.seconds))
 
@@ -166,27 +171,32 @@ class SyncAction:
 
 @dataclass
 class SaveAction:
-    """Stores checkpoints, and remembers which one validated best. All processes hand in, the first one writes."""
+    """Stores checkpoints, and remembers which one validated best. All processes hand in, the first one writes.
+
+    Files are written while training goes on; whatever went wrong there ends the run at the step after it is known.
+    """
 
     rhythm: Rhythm
-    store: Store
+    saver: BackgroundSaver
     facts: dict[str, Any]
     latest_validation: Callable[[], Counts | None]
     writer: Writer
     clock: Clock
     team: Team
     best_accuracy: float = -1.0
-    saved: Path | None = None
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Save if it is time, and always at the last step."""
+        """Save if it is time, and always at the last step, which waits for it."""
+        self._tell(wait=False)
         if not (last or self.rhythm.due(before, state.samples)):
             return
         with self.clock.stopwatch.paused():
+            self._tell(wait=True)
             self.save(state, self.latest_validation())
+            self._tell(wait=last)
 
     def save(self, state: TrainState, counts: Counts | None) -> None:
-        """Store the state now."""
+        """Begin to store the state as it is now."""
         better = counts is not None and counts.accuracy > self.best_accuracy
         if counts is not None and better:
             self.best_accuracy = counts.accuracy
@@ -202,9 +212,11 @@ class SaveAction:
             "seconds": seconds,
         }
         snapshot = state.snapshot(facts, self.team)
-        if not self.team.first:
-            return
-        self.saved = self.store.save(snapshot)
-        if better:
-            self.store.mark_best(self.saved)
-        self.writer.event("checkpoint", path=self.saved.name, step=state.step)
+        if self.team.first:
+            self.saver.begin(snapshot, best=better)
+
+    def _tell(self, *, wait: bool) -> None:
+        """Note the checkpoint that was finished since the last time."""
+        path = self.saver.finished(wait=wait)
+        if path is not None:
+            self.writer.event("checkpoint", path=path.name, step=step_of(path))

@@ -1,6 +1,5 @@
 """When something is due. Everything is counted in samples, so a restart or another batch size keeps the beat."""
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,7 +17,7 @@ class Rhythm:
             return True
         if self.every is None:
             return False
-        return math.floor(now / self.every) > math.floor(before / self.every)
+        return bool(now // self.every > before // self.every)
 
 
 def never(total: int) -> Rhythm:

@@ -35,13 +35,14 @@ class MetricTally:
 
     def __init__(self, device: torch.device, team: Team | None = None) -> None:
         self._sums = torch.zeros(2, dtype=widest_float(device), device=device)
+        self._loss, self._correct = self._sums.unbind()
         self._samples = 0
         self._team = team or Alone()
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count one micro batch."""
-        correct = (logits.argmax(dim=1) == labels).sum()
-        self._sums += torch.stack((loss.to(self._sums.dtype), correct.to(self._sums.dtype)))
+        self._loss.add_(loss)
+        self._correct.add_((logits.argmax(dim=1) == labels).sum())
         self._samples += len(labels)
 
     def read(self) -> Counts:

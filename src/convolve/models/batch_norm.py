@@ -25,12 +25,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convolve.device import widest_float
+from convolve.kernels import batch_norm
 
 Add = Callable[[Tensor], Tensor]
 
 
+WORTHWHILE = 1 << 15  # elements from which native code is quicker
+
+
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm for images; parameters and buffers are named as in torch."""
+    """Batch norm for images; parameters and buffers are named as in torch. `native`: in native code, if it may be."""
+
+    native = False
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps=eps, momentum=momentum)
@@ -59,6 +65,8 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def _normalise_alone(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
         """The output, mean and unbiased variance, and how many passes this was."""
+        if self.native and x.numel() >= WORTHWHILE and batch_norm.can_run(x, self.weight):
+            return *batch_norm.normalise(x, self.weight, self.bias, self.eps), 1.0
         found = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
         out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
         return out, found, 1.0

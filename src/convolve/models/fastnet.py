@@ -5,7 +5,8 @@ In the spirit of the public speed-run records (Jordan 2024, "94 % on CIFAR-10 in
 identities, norms have no gamma, and the logits are scaled down.
 
 The arithmetic of the first layer: with 2x2 patches p, and the eigenvectors v_i and eigenvalues l_i of E[p p^T], its
-filters are v_i / sqrt(l_i + epsilon) and their negatives. Only its bias is trained.
+filters are v_i / sqrt(l_i + epsilon) and their negatives. Only its bias is trained. The last layer begins with weights
+of deviation 1, and logits are divided by its width.
 """
 
 import torch
@@ -15,11 +16,10 @@ from convolve.config.families import FAMILIES
 from convolve.errors import ConfigError
 from convolve.models.architecture import Architecture, Order
 from convolve.models.batch_norm import BatchNorm2d
-from convolve.models.initialisation import Layerwise, fan_in_uniform, zeros
+from convolve.models.initialisation import Layerwise, fan_in_uniform, unit_uniform, zeros
 
 FAMILY = FAMILIES["fastnet"]
 WIDTHS = (64, 256, 256)
-LOGIT_SCALE = 1 / 9
 WHITENED_IMAGES = 5000
 EPSILON = 5e-4
 LEAST_SIDE = 17
@@ -95,7 +95,7 @@ def assemble(order: Order) -> dict[str, nn.Module]:
     blocks["pool"] = nn.AdaptiveMaxPool2d(1)
     blocks["flatten"] = nn.Flatten()
     blocks["fc"] = nn.Linear(inputs, order.classes, bias=False)
-    blocks["scale"] = Scale(LOGIT_SCALE)
+    blocks["scale"] = Scale(1 / inputs)
     return blocks
 
 
@@ -112,7 +112,7 @@ class PartialIdentity(Layerwise):
 ARCHITECTURES = {
     "fastnet": Architecture(
         assemble,
-        PartialIdentity(conv=fan_in_uniform, linear=fan_in_uniform, bias=zeros),
+        PartialIdentity(conv=fan_in_uniform, linear=unit_uniform, bias=zeros),
         "whitening, three pairs of convolutions: learns CIFAR-10 in few operations",
         input_shape=(3, 32, 32),
     ),

@@ -9,6 +9,7 @@ The arithmetic: n is the fan-in (inputs times kernel area, per group) and m the 
     kaiming_normal    N(0, 2/n)                              He et al. 2015, eq. 10
     kaiming_normal_fan_out    N(0, 2/m)                      the same for gradients, eq. 14
     glorot_uniform    U(-l, l), l = sqrt(6 / (n + m))        Glorot and Bengio 2010, eq. 16
+    unit_uniform      U(-sqrt(3), sqrt(3))                   of deviation 1
     glorot_vector     U(-l, l), l = sqrt(6 / 2k)             the same for a bias of length k, as TensorFlow 1 does
 """
 
@@ -69,6 +70,11 @@ def glorot_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
     """Uniform, with a width between what activations and what gradients ask for."""
     limit = sqrt(6 / (fans.fan_in + fans.fan_out))
     return values.uniform_(-limit, limit, generator=generator)
+
+
+def unit_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Uniform with deviation 1."""
+    return values.uniform_(-sqrt(3), sqrt(3), generator=generator)
 
 
 def glorot_vector(values: Tensor, fans: Fans, generator: Generator) -> Tensor:

@@ -4,9 +4,9 @@ The list is what everything else cuts along: a pipeline split, a recomputation b
 are all names in it. The names are also the parameter names, so that weights published for torchvision fit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from convolve.errors import ConfigError, suggest
 from convolve.models.chance import Chance
 from convolve.models.recomputation import run_recomputed
+from convolve.models.units import find_trios
 
 Shape = tuple[int, ...]
+Operation = Callable[[Sequence[nn.Module], Tensor], Tensor | None]
+"""Does at once what several blocks do one after the other; None where it cannot, for this input."""
 
 
 class Network(nn.Module):
@@ -32,6 +35,8 @@ class Network(nn.Module):
         self._paths = {name: name.split("/") for name in blocks}
         self._frozen: tuple[str, ...] = ()
         self._recomputed: list[list[str]] = []
+        self._groups: dict[tuple[str, ...], Operation] = {(name,): _run_in_turn for name in blocks}
+        self._inside = frozenset(name for trio in find_trios(blocks) for name in trio[1:])
         for name, block in blocks.items():
             self._register(name, block)
 
@@ -40,33 +45,58 @@ class Network(nn.Module):
         """The blocks by name, in the order in which they are applied."""
         return {name: reduce(getattr, path, self) for name, path in self._paths.items()}
 
+    @property
+    def seams(self) -> list[str]:
+        """The blocks at which a part of the network may begin: all but those that belong to the one before them."""
+        return [name for name in self._paths if name not in self._inside]
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the blocks in order."""
         blocks = self.blocks
         if self._recomputed and self.training and torch.is_grad_enabled():
             for segment in self._recomputed:
-                x = run_recomputed([blocks[name] for name in segment], x, self.chance)
+                within = [blocks[name] for name in segment]
+                x = run_recomputed(partial(self._walk, segment), within, x, self.chance)
             return x
-        for block in blocks.values():
-            x = block(x)
+        return self._walk(self._paths, x)
+
+    def _walk(self, names: Collection[str], x: Tensor) -> Tensor:
+        """Apply the blocks among these in order, merged ones together."""
+        blocks = self.blocks
+        for group, operation in self._groups.items():
+            if group[0] in names:
+                x = _run([blocks[name] for name in group], operation, x)
         return x
+
+    def merge(self, names: Sequence[str], operation: Operation) -> None:
+        """From now on apply neighbouring blocks that belong together at once, where nobody watches between them."""
+        groups = list(self._groups.items())
+        place = [group for group, _ in groups].index((names[0],))
+        groups[place : place + len(names)] = [(tuple(names), operation)]
+        self._groups = dict(groups)
 
     def has_block(self, pattern: str) -> bool:
         """Whether a pattern such as layer*/1 fits the name of a block."""
         return bool(match_blocks(self._paths, [pattern]))
 
     def recompute(self, kept: Sequence[str] = ()) -> None:
-        """From now on keep activations only after the blocks that a pattern names; without patterns after each one."""
+        """From now on keep activations only after the blocks that a pattern names; without patterns after each one.
+
+        Of blocks that belong together, what is kept is the output of the last.
+        """
         for pattern in kept:
             if not self.has_block(pattern):
                 raise ConfigError(f"recompute-checkpoints={pattern}: no block fits it; {suggest(pattern, self._paths)}")
         segments: list[list[str]] = [[]]
         ends = match_blocks(self._paths, kept or ["*"])
+        due = False
         for name in self._paths:
-            segments[-1].append(name)
-            if name in ends:
+            if due and name not in self._inside:
                 segments.append([])
-        self._recomputed = [segment for segment in segments if segment]
+                due = False
+            segments[-1].append(name)
+            due = due or name in ends
+        self._recomputed = segments
         for segment in self._recomputed:
             _spare_input(self.blocks[segment[0]])
 
@@ -75,6 +105,9 @@ class Network(nn.Module):
         blocks = self.blocks
         part = Network({name: blocks[name] for name in names}, input_shape=input_shape, chance=self.chance)
         part.freeze(name for name in self._frozen if name in names)
+        for group, operation in self._groups.items():
+            if len(group) > 1 and group[0] in names:
+                part.merge(group, operation)
         _spare_input(blocks[names[0]])
         return part
 
@@ -108,6 +141,23 @@ class Network(nn.Module):
 def match_blocks(names: Iterable[str], patterns: Sequence[str]) -> frozenset[str]:
     """The names that fit one of several patterns such as layer*/1."""
     return frozenset(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
+
+
+def _run_in_turn(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def _run(blocks: Sequence[nn.Module], operation: Operation, x: Tensor) -> Tensor:
+    """The operation, or each block in turn where it cannot take this input or somebody watches one of them."""
+    found = None if any(map(_is_watched, blocks)) else operation(blocks, x)
+    return _run_in_turn(blocks, x) if found is None else found
+
+
+def _is_watched(block: nn.Module) -> bool:
+    hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
+    return any(hooks)
 
 
 def _spare_input(block: nn.Module) -> None:

@@ -15,14 +15,8 @@ from convolve.models.batch_norm import BatchNorm2d
 from convolve.models.chance import Chance
 
 
-def run_recomputed(blocks: list[nn.Module], x: Tensor, chance: Chance) -> Tensor:
-    """Apply blocks in order, keeping nothing but their input for the backward pass."""
-
-    def run(x: Tensor) -> Tensor:
-        for block in blocks:
-            x = block(x)
-        return x
-
+def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: Tensor, chance: Chance) -> Tensor:
+    """Run some blocks, keeping nothing but their input for the backward pass."""
     output = checkpoint(
         run, x, use_reentrant=False, preserve_rng_state=False, context_fn=_remember_position(blocks, chance)
     )

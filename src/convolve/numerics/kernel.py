@@ -5,11 +5,9 @@ no native code, `load` gives None, and `rounding` uses its torch form, which has
 """
 
 import ctypes
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,7 +43,7 @@ def load() -> Kernel | None:
     library = _library()
     if isinstance(library, str):
         return None
-    return Kernel(library.function("convolve_round", _SIGNATURE), _torch_threads())
+    return Kernel(library.function("convolve_round", _SIGNATURE), native.torch_threads())
 
 
 def describe() -> str:
@@ -56,17 +54,3 @@ def describe() -> str:
 
 def _library() -> native.Library | str:
     return native.load("convolve.numerics", "kernel.c")
-
-
-def _torch_threads() -> int | None:
-    """The address of GOMP_parallel in the OpenMP library that torch has loaded; None: one thread."""
-    folder = Path(torch.__file__).parent
-    candidates = [*folder.glob("lib/lib*omp*"), *folder.parent.glob("torch.libs/lib*omp*")]
-    for path in candidates:
-        try:
-            # Without RTLD_NOLOAD this could bring in a second pool; with it, only what torch uses is found.
-            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
-        except (OSError, AttributeError):
-            continue
-    return None

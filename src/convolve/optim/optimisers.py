@@ -109,8 +109,15 @@ def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
         rest = [parameter for parameter in group["params"] if parameter.ndim != 4]
         factor = group["rate_factor"] * config.muon_rest_factor
         split.append({**group, "params": convolutions, "orthogonal": True})
-        split.append({**group, "params": rest, "orthogonal": False, "rate_factor": factor})
-    return Muon(split, lr=config.learning_rate, momentum=config.momentum)
+        momentum = config.momentum if config.muon_rest_momentum is None else config.muon_rest_momentum
+        split.append({**group, "params": rest, "orthogonal": False, "rate_factor": factor, "momentum": momentum})
+    return Muon(
+        split,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        rounds=config.muon_rounds,
+        fixed_norm=config.muon_fixed_norm,
+    )
 
 
 RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {

@@ -24,32 +24,37 @@ Reduce = Callable[[Tensor], Finish]
 
 @dataclass
 class Bucket:
-    """Neighbouring parameters whose gradients travel together; the last element carries a wish to stop."""
+    """Neighbouring parameters whose gradients travel together; the last element carries a wish to stop.
+
+    `parts` are views of the flat buffer that lie in memory as the parameters do, so that nothing is rearranged.
+    """
 
     parameters: list[nn.Parameter]
     flat: Tensor
     missing: int = 0
     finish: Finish | None = None
+    parts: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pieces = self.flat[:-1].split([parameter.numel() for parameter in self.parameters])  # type: ignore[no-untyped-call]
+        self.parts = [
+            piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
+            for piece, parameter in zip(pieces, self.parameters, strict=True)
+        ]
 
     def pack(self) -> None:
         """Copy the gradients into the flat buffer; a parameter without one adds zero."""
-        for parameter, part in zip(self.parameters, self._parts(), strict=True):
-            if parameter.grad is None:
-                part.zero_()
-            else:
-                part.copy_(parameter.grad)
+        gradients = [parameter.grad for parameter in self.parameters]
+        present = [(part, one) for part, one in zip(self.parts, gradients, strict=True) if one is not None]
+        if len(present) < len(gradients):
+            self.flat.zero_()
+        if present:
+            torch._foreach_copy_([part for part, _ in present], [one for _, one in present])
 
     def unpack(self) -> None:
-        """Put the sums where the optimiser finds them."""
-        for parameter, part in zip(self.parameters, self._parts(), strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(part)
-
-    def _parts(self) -> list[Tensor]:
-        sizes = [parameter.numel() for parameter in self.parameters]
-        pieces = self.flat[:-1].split(sizes)  # type: ignore[no-untyped-call]
-        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self.parameters, strict=True)]
+        """Show the sums to the optimiser, where they are."""
+        for parameter, part in zip(self.parameters, self.parts, strict=True):
+            parameter.grad = part
 
 
 def fill_buckets(parameters: list[nn.Parameter], size: int = BUCKET_BYTES) -> list[Bucket]:
@@ -83,6 +88,8 @@ class GradientSum:
     _owner: dict[nn.Parameter, Bucket] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if len(self.buckets) == 1:
+            return  # the only one is complete when the backward pass is
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 self._owner[parameter] = bucket
@@ -109,7 +116,7 @@ class GradientSum:
     def _send(self) -> None:
         bucket = self.buckets[self._sent]
         bucket.pack()
-        bucket.flat[-1] = float(self._stop_wanted)
+        bucket.flat.numpy()[-1] = self._stop_wanted
         bucket.finish = self.reduce(bucket.flat)
         self._sent += 1
 
@@ -121,5 +128,5 @@ class GradientSum:
             assert bucket.finish is not None, "every bucket was sent"
             bucket.finish()
             bucket.unpack()
-        self.stop_agreed = bool(self.buckets[0].flat[-1] > 0)
+        self.stop_agreed = bool(self.buckets[0].flat.numpy()[-1] > 0)
         self._sent, self._armed = 0, False

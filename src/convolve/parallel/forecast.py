@@ -76,10 +76,11 @@ class Layout:
     def split_at(self, names: Sequence[str]) -> "Layout":
         """Stages that begin at named blocks."""
         known = [work.block.name for work in self.works]
+        seams = [work.block.name for work in self.works[1:] if work.block.seam]
         for name in names:
-            if name not in known[1:]:
+            if name not in seams:
                 raise ConfigError(
-                    f"pipeline-splits={name}: no block of that name can begin a stage; {suggest(name, known[1:])}"
+                    f"pipeline-splits={name}: no block of that name can begin a stage; {suggest(name, seams)}"
                 )
         return replace(self, begins=(0, *sorted(known.index(name) for name in names)))
 
@@ -91,13 +92,17 @@ class Layout:
         costs = [work.forward + work.backward for work in self.works]
         held = [self.held(stage, stages) for stage in range(stages)]
 
+        def begins_well(stage: int, begin: int, end: int) -> bool:
+            return self.works[begin].block.seam
+
         def fits(stage: int, begin: int, end: int) -> bool:
-            return self.budget.fits([work.block for work in self.works[begin:end]], held[stage])
+            held_blocks = [work.block for work in self.works[begin:end]]
+            return begins_well(stage, begin, end) and self.budget.fits(held_blocks, held[stage])
 
         try:
             begins = balance(costs, stages, fits)
         except ConfigError:
-            begins = balance(costs, stages)
+            begins = balance(costs, stages, begins_well)
         return replace(self, begins=tuple(begins))
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Block:
-    """One block of the network: values per sample that enter it and that its backward pass needs."""
+    """One block of the network: values per sample that enter it and that its backward pass needs; whether a stage may
+    begin with it."""
 
     name: str
     parameters: int
@@ -27,6 +28,7 @@ class Block:
     multiply_adds: int
     input_values: int
     kept_values: int
+    seam: bool = True
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from convolve.errors import ParallelError
@@ -29,7 +28,7 @@ SPINS = 2000
 
 
 class SharedSum:
-    """Sums flat float32 tensors of up to `capacity` elements over the processes of one host."""
+    """Sums flat float32 tensors of up to `capacity` elements over two or more processes of one host."""
 
     def __init__(self, path: Path, rank: int, world: int, capacity: int) -> None:
         self._rank, self._world, self._turn = rank, world, 0
@@ -40,9 +39,7 @@ class SharedSum:
         lines = np.frombuffer(memory, np.int64, 8 * world)
         self._turns, self._pids = lines[::8], lines[1::8]
         self._pids[rank] = os.getpid()
-        self._slots = torch.from_numpy(
-            np.frombuffer(memory, np.float32, 2 * world * capacity, head).reshape(2, world, capacity)
-        )
+        self._slots = np.frombuffer(memory, np.float32, 2 * world * capacity, head).reshape(2, world, capacity)
 
     @staticmethod
     def create(path: Path, world: int, capacity: int) -> None:
@@ -54,15 +51,16 @@ class SharedSum:
         """Offer a part; the returned call waits for the others and leaves the sum in `flat`."""
         self._turn += 1
         turn = self._turn
-        slots = self._slots[turn % 2, :, : flat.numel()]
-        slots[self._rank].copy_(flat)
+        # numpy, since its calls cost a fraction of torch's, and a small network has little else to pay for.
+        own, slots = flat.numpy(), self._slots[turn % 2, :, : flat.numel()]
+        slots[self._rank] = own
         self._turns[self._rank] = turn
 
         def finish() -> None:
             self._wait(turn)
-            flat.copy_(slots[0])
-            for rank in range(1, self._world):
-                flat.add_(slots[rank])
+            np.add(slots[0], slots[1], out=own)
+            for rank in range(2, self._world):
+                np.add(own, slots[rank], out=own)
 
         return finish
 

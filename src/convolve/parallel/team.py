@@ -31,6 +31,7 @@ from convolve.parallel.topology import Topology, find_topology
 
 PATIENCE = timedelta(seconds=float(os.environ.get("CONVOLVE_PATIENCE", 300)))
 SHARED_LIMIT_BYTES = 64 << 20
+SMALL = 1 << 16  # elements; larger tensors that are not gradients go through sockets
 
 
 class Synchroniser(Protocol):
@@ -205,6 +206,7 @@ class ProcessTeam:
         self._stages = [dist.new_group(topology.same_replica(r), timeout=PATIENCE) for r in range(topology.replicas)][
             topology.replica
         ]
+        self._small = self._share_memory(SMALL) if topology.replicas > 1 else None
 
     @property
     def first(self) -> bool:
@@ -221,8 +223,12 @@ class ProcessTeam:
         return inner if self.topology.stages == 1 else AgreedStop(inner, self.agree)
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over replicas."""
-        return _add(values, self._replicas)
+        """The sum over replicas; every step asks for one, so it must be quick."""
+        if self._small is None or values.dtype != torch.float32 or values.numel() > SMALL:
+            return _add(values, self._replicas)
+        total = values.clone(memory_format=torch.contiguous_format)
+        self._small(total.view(-1))()
+        return total
 
     def add_stages(self, values: Tensor) -> Tensor:
         """The sum over the stages of this replica."""
@@ -307,17 +313,21 @@ class ProcessTeam:
         dist.destroy_process_group()
 
     def _reduce(self, capacity: int) -> Reduce:
+        return self._share_memory(capacity) or self._through_sockets
+
+    def _share_memory(self, capacity: int) -> SharedSum | None:
+        """A sum through memory for that many elements, if the replicas are on one host and it is no waste."""
         members = self.topology.same_stage(self.topology.stage)
         fits = 8 * capacity * len(members) <= SHARED_LIMIT_BYTES
         if fits and self._on_one_host():
-            return self._shared(members.index(self.topology.rank), len(members), capacity)
-        return self._through_sockets
+            return self._open_shared(members.index(self.topology.rank), len(members), capacity)
+        return None
 
     def _on_one_host(self) -> bool:
         here = socket.gethostname()
         return not self.agree(self.tell(here) != here)
 
-    def _shared(self, index: int, count: int, capacity: int) -> SharedSum:
+    def _open_shared(self, index: int, count: int, capacity: int) -> SharedSum:
         """Every stage has a file of its own; the first process makes it and all open it before its name goes."""
         first = self.topology.rank == 0
         folder = Path(self.tell(tempfile.mkdtemp(prefix="convolve-", dir=_memory_folder()) if first else ""))

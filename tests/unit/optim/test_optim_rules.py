@@ -8,7 +8,7 @@ from torch import nn
 from convolve.config import OptimConfig
 from convolve.errors import ConfigError
 from convolve.optim.optimisers import build_optimiser, set_rate
-from convolve.optim.rules import orthogonalise
+from convolve.optim.rules import Muon, orthogonalise
 
 RATES = (0.1, 0.1, 0.05, 0.02)
 
@@ -95,7 +95,7 @@ def test_orthogonalising_keeps_singular_vectors(shape):
     torch.manual_seed(0)
     matrix = torch.randn(shape, dtype=torch.float64)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    inner = left.T @ orthogonalise(matrix) @ right.T
+    inner = left.T @ orthogonalise(matrix, rounds=5) @ right.T
     assert torch.allclose(inner, torch.diag(inner.diagonal()), atol=1e-9)
     assert torch.allclose(inner.diagonal(), torch.ones(min(shape), dtype=torch.float64), atol=0.35)
 
@@ -134,3 +134,20 @@ def test_rules_are_known_by_the_names_of_the_original_systems():
         "sgd_combined": "momentum",
     }
     assert {name: OptimConfig(optimiser=name).optimiser for name in names} == names
+
+
+def test_muon_with_a_fixed_norm_begins_each_update_at_it():
+    weight = nn.Parameter(torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0)))
+    before = weight.detach().clone()
+    weight.grad = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+    group = {"params": [weight], "weight_decay": 0.5, "orthogonal": True}
+    Muon([group], lr=0.25, momentum=0.0, rounds=3, fixed_norm=True).step()
+    update = orthogonalise(weight.grad.view(6, -1), rounds=3).view_as(before)
+    torch.testing.assert_close(weight.detach(), before * 6**0.5 / before.norm() - 0.25 * update)
+
+
+def test_muon_gives_the_rest_a_momentum_of_its_own():
+    config = OptimConfig(optimiser="muon", momentum=0.6, muon_rest_momentum=0.85)
+    groups = build_optimiser(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), config).param_groups
+    momenta = {parameter.ndim: group["momentum"] for group in groups for parameter in group["params"]}
+    assert momenta == {4: 0.6, 2: 0.85, 1: 0.85}

@@ -1,0 +1,1 @@
+"""Layers in native code: what PyTorch computes in several passes, or with more multiplications than are needed."""

@@ -1,0 +1,273 @@
+/* Batch norm in training, with ReLU behind it if asked for, and its gradients; float32, channels last.
+ *
+ * The arithmetic, for the n values x of one channel, with weight w and bias b:
+ *
+ *     mean = sum(x) / n      variance = sum((x - mean)^2) / n      r = 1 / sqrt(variance + epsilon)
+ *     y = (x - mean) w r + b,  then max(y, 0)
+ *
+ * and for a gradient g of y, zero where ReLU closed (y is computed again for that, nothing is kept):
+ *
+ *     db = sum(g)      dw = r sum(g (x - mean))      dx = w r (g - db / n - (x - mean) r dw / n)
+ *
+ * Squares are taken about the first value of the channel, which is near its mean if anything is: nothing cancels.
+ *
+ * Memory is seen as rows of channels. Some rows make a line, so many that a line is a whole number of vectors; each
+ * vector of a line then has the same channels in all lines. Sums run in float over a block of lines, in double over the
+ * blocks of a group, then over the groups in their order. Groups follow from the number of rows, so results do not
+ * depend on the number of threads.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(LANES) /* those of another machine, for a test */
+#elif defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define BLOCK_FLOATS 4096 /* of each tensor: a block stays in the first cache while its vectors are walked down */
+#define GROUP_ROWS 64     /* of a group, at least */
+#define GROUPS 16         /* at most */
+
+typedef float vector __attribute__((vector_size(4 * LANES)));
+typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t mask __attribute__((vector_size(4 * LANES)));
+typedef void (*parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
+
+/* Rows, channels; rows of a line; whole lines. */
+typedef struct {
+    int64_t rows, c, per_line, lines;
+} shape;
+
+/* `centre`, `scale` and `shift` hold values for a whole line; `sums` two lines of doubles for each group. */
+typedef struct {
+    shape s;
+    int relu;
+    const float *x, *g;
+    float *out, *centre, *scale, *shift, *along;
+    double *sums;
+    int64_t next;
+} job;
+
+#define INLINE static inline __attribute__((always_inline))
+#define LOAD(p) ((vector) * (const loose *)(p))
+#define STORE(p, v) (*(loose *)(p) = (v))
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t width_of(const shape *s) { return s->per_line * s->c; }
+INLINE int64_t groups_of(const shape *s) { return least(GROUPS, over(s->rows, GROUP_ROWS)); }
+INLINE vector keep(mask m, vector a) { return (vector)((mask)a & m); }
+
+static shape shape_of(int64_t rows, int64_t c) {
+    int64_t per_line = 1;
+    while (per_line * c % LANES) per_line *= 2;
+    return (shape){rows, c, per_line, rows / per_line};
+}
+
+static void share(job *work, void (*run)(void *), int threads, parallel_fn parallel) {
+    work->next = 0;
+    if (parallel && threads > 1 && work->s.rows * work->s.c > 4 * BLOCK_FLOATS)
+        parallel(run, work, (unsigned)threads, 0);
+    else
+        run(work);
+}
+
+/* The values of all channels, as often as a line has rows. */
+static void spread(const shape *s, const float *values, float *line) {
+    for (int64_t i = 0; i < s->per_line; i++) memcpy(line + i * s->c, values, 4 * s->c);
+}
+
+/* ---- sums ------------------------------------------------------------------------------------------------------ */
+
+/* What is added up: of the input alone d and d^2, of a gradient g and g d, with d = x - centre. */
+INLINE void terms(const int kind, const job *work, int64_t at, int64_t v, vector *a, vector *b) {
+    vector d = LOAD(work->x + at) - LOAD(work->centre + v), g = d;
+    if (kind) g = LOAD(work->g + at);
+    if (kind == 2) g = keep(~(d * LOAD(work->scale + v) + LOAD(work->shift + v) <= 0), g);
+    *a += g;
+    *b += g * d;
+}
+
+/* One vector of the lines [first, end), added to the double sums of its place in a line. */
+INLINE void add_vector(const int kind, const job *work, int64_t first, int64_t end, int64_t v, double *sums) {
+    int64_t width = width_of(&work->s);
+    vector a[2] = {{0}, {0}}, b[2] = {{0}, {0}};
+    int64_t i = first;
+    for (; i + 1 < end; i += 2) {
+        terms(kind, work, i * width + v, v, &a[0], &b[0]);
+        terms(kind, work, (i + 1) * width + v, v, &a[1], &b[1]);
+    }
+    if (i < end) terms(kind, work, i * width + v, v, &a[0], &b[0]);
+    for (int64_t j = 0; j < LANES; j++) {
+        sums[v + j] += (double)a[0][j] + a[1][j];
+        sums[width + v + j] += (double)b[0][j] + b[1][j];
+    }
+}
+
+INLINE void add_lines(const int kind, const job *work, int64_t first, int64_t end, double *sums) {
+    int64_t width = width_of(&work->s), block = BLOCK_FLOATS / width + 1;
+    for (; first < end; first += block)
+        for (int64_t v = 0; v < width; v += LANES) add_vector(kind, work, first, least(first + block, end), v, sums);
+}
+
+/* Rows that fill no line. */
+static void add_rest(const job *work, double *sums) {
+    int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
+    for (int64_t i = 0; i < left; i++) {
+        float d = work->x[done + i] - work->centre[i], g = work->g ? work->g[done + i] : d;
+        if (work->g && work->relu && d * work->scale[i] + work->shift[i] <= 0) g = 0;
+        sums[i] += g;
+        sums[width + i] += g * d;
+    }
+}
+
+static void run_sums(void *given) {
+    job *work = given;
+    const shape *s = &work->s;
+    int64_t groups = groups_of(s);
+    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < groups;) {
+        int64_t first = s->lines * i / groups, end = s->lines * (i + 1) / groups;
+        double *sums = work->sums + 2 * i * width_of(s);
+        memset(sums, 0, 16 * width_of(s));
+        if (!work->g)
+            add_lines(0, work, first, end, sums);
+        else if (!work->relu)
+            add_lines(1, work, first, end, sums);
+        else
+            add_lines(2, work, first, end, sums);
+        if (i == groups - 1) add_rest(work, sums);
+    }
+}
+
+/* The sums of each channel over all groups and the places that it has in a line: all first sums, then all second. */
+static void add_groups(job *work) {
+    int64_t width = width_of(&work->s), c = work->s.c, groups = groups_of(&work->s);
+    for (int64_t i = 1; i < groups; i++)
+        for (int64_t j = 0; j < 2 * width; j++) work->sums[j] += work->sums[2 * i * width + j];
+    for (int64_t i = c; i < width; i += c)
+        for (int64_t j = 0; j < c; j++) {
+            work->sums[j] += work->sums[i + j];
+            work->sums[width + j] += work->sums[width + i + j];
+        }
+}
+
+/* ---- results --------------------------------------------------------------------------------------------------- */
+
+INLINE vector normalised(const int relu, const job *work, int64_t at, int64_t v) {
+    vector y = (LOAD(work->x + at) - LOAD(work->centre + v)) * LOAD(work->scale + v) + LOAD(work->shift + v);
+    return relu ? keep(~(y <= 0), y) : y;
+}
+
+INLINE vector input_gradient(const int relu, const job *work, int64_t at, int64_t v) {
+    vector d = LOAD(work->x + at) - LOAD(work->centre + v), g = LOAD(work->g + at), scale = LOAD(work->scale + v);
+    if (relu) g = keep(~(d * scale + LOAD(work->shift + v) <= 0), g);
+    const float *along = work->along + v, *plain = along + width_of(&work->s);
+    return scale * g - d * LOAD(along) - LOAD(plain);
+}
+
+#define LINES(EXPRESSION)                                                                   \
+    for (int64_t i = first; i < end; i++)                                                   \
+        for (int64_t v = 0; v < width; v += LANES) STORE(work->out + i * width + v, EXPRESSION);
+
+static void write_lines(const job *work, int64_t first, int64_t end) {
+    int64_t width = width_of(&work->s);
+    if (!work->g && !work->relu) LINES(normalised(0, work, i * width + v, v))
+    if (!work->g && work->relu) LINES(normalised(1, work, i * width + v, v))
+    if (work->g && !work->relu) LINES(input_gradient(0, work, i * width + v, v))
+    if (work->g && work->relu) LINES(input_gradient(1, work, i * width + v, v))
+}
+
+/* Rows that fill no line: through a line of their own. */
+static void write_rest(const job *work) {
+    int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
+    float x[width], g[width], out[width];
+    job last = *work;
+    memset(x, 0, 4 * width);
+    memset(g, 0, 4 * width);
+    memcpy(x, work->x + done, 4 * left);
+    if (work->g) memcpy(g, work->g + done, 4 * left);
+    last.x = x, last.g = work->g ? g : NULL, last.out = out;
+    write_lines(&last, 0, 1);
+    memcpy(work->out + done, out, 4 * left);
+}
+
+static void run_results(void *given) {
+    job *work = given;
+    int64_t lines = work->s.lines, block = 2 * BLOCK_FLOATS / width_of(&work->s) + 1, blocks = over(lines, block);
+    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) <= blocks;)
+        if (i < blocks)
+            write_lines(work, i * block, least((i + 1) * block, lines));
+        else if (lines * work->s.per_line < work->s.rows)
+            write_rest(work);
+}
+
+/* Room for the sums and five lines, in bytes. */
+int convolve_batch_norm_scratch(int64_t rows, int64_t c) {
+    shape s = shape_of(rows, c);
+    return (int)((16 * groups_of(&s) + 4 * 5) * width_of(&s));
+}
+
+static void settle_in(job *work, char *scratch) {
+    int64_t width = width_of(&work->s);
+    work->sums = (double *)scratch;
+    work->centre = (float *)(scratch + 16 * groups_of(&work->s) * width);
+    work->scale = work->centre + width;
+    work->shift = work->scale + width;
+    work->along = work->shift + width;
+}
+
+/* Each channel's factor, and all constants spread over lines. */
+static void place_constants(job *work, const float *mean, const float *r, const float *w, const float *b) {
+    float scale[work->s.c];
+    for (int64_t i = 0; i < work->s.c; i++) scale[i] = w[i] * r[i];
+    spread(&work->s, mean, work->centre);
+    spread(&work->s, scale, work->scale);
+    spread(&work->s, b, work->shift);
+}
+
+/* `found` becomes the means, the unbiased variances and r, one after the other. */
+int convolve_batch_norm_forward(int64_t rows, int64_t c, int relu, double epsilon, const float *x, const float *w,
+                                const float *b, float *y, float *found, char *scratch, int threads,
+                                parallel_fn parallel) {
+    job work = {.s = shape_of(rows, c), .relu = relu, .x = x, .out = y};
+    settle_in(&work, scratch);
+    spread(&work.s, x, work.centre);
+    share(&work, run_sums, threads, parallel);
+    add_groups(&work);
+    for (int64_t i = 0; i < c; i++) {
+        double off = work.sums[i] / rows, variance = work.sums[width_of(&work.s) + i] / rows - off * off;
+        found[i] = (float)(x[i] + off);
+        found[c + i] = (float)(variance * rows / (rows > 1 ? rows - 1 : 1));
+        found[2 * c + i] = (float)(1 / sqrt(variance + epsilon));
+    }
+    place_constants(&work, found, found + 2 * c, w, b);
+    share(&work, run_results, threads, parallel);
+    return 0;
+}
+
+int convolve_batch_norm_backward(int64_t rows, int64_t c, int relu, const float *x, const float *g, const float *w,
+                                 const float *b, const float *found, float *dx, float *dw, float *db, char *scratch,
+                                 int threads, parallel_fn parallel) {
+    job work = {.s = shape_of(rows, c), .relu = relu, .x = x, .g = g, .out = dx};
+    const float *r = found + 2 * c;
+    float along[c], plain[c];
+    settle_in(&work, scratch);
+    place_constants(&work, found, r, w, b);
+    share(&work, run_sums, threads, parallel);
+    add_groups(&work);
+    for (int64_t i = 0; i < c; i++) {
+        double sum = work.sums[i], dot = work.sums[width_of(&work.s) + i] * r[i];
+        db[i] = (float)sum;
+        dw[i] = (float)dot;
+        plain[i] = (float)(w[i] * r[i] * sum / rows);
+        along[i] = (float)(w[i] * r[i] * r[i] * dot / rows);
+    }
+    spread(&work.s, along, work.along);
+    spread(&work.s, plain, work.along + width_of(&work.s));
+    share(&work, run_results, threads, parallel);
+    return 0;
+}

@@ -1,0 +1,470 @@
+/* Convolution, bias, 2x2 max-pool and ReLU in one pass, and their gradients in another; float32, channels last.
+ *
+ * Forward. Of each window of the pool the four sums bias + sum(w x) are made at once, in registers, for some vectors of
+ * output channels; only their maximum leaves, rectified, and with it the number (0 to 3, row by row) of the pixel that
+ * had it, or 4 where ReLU closed. Of equal values the first counts, a NaN beats all: so does torch.
+ *
+ * Backward. A pool hands each gradient on to one pixel of four, and ReLU only to open ones. So
+ *
+ *     dw[c] = sum of g x(around its pixel)         over the open windows of channel c
+ *     dx(around a pixel) = sum of g w[c]           over the channels that chose this pixel
+ *
+ * are sums over lists of (where, g), exact, with a quarter of a convolution's multiplications or fewer. Lists are made
+ * for some images at a time, as many as stay in the first cache.
+ *
+ * Images are copied to where zeros surround them. A window that hangs over the edge (ceil_mode) looks twice at the
+ * pixels that it has, which changes neither its maximum nor the first place of it.
+ *
+ * Results never depend on the number of threads: an image is computed by one of them, and weight gradients are added up
+ * over groups of images that follow from the size of the batch, then group by group.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#if defined(LANES) /* those of another machine, for a test */
+#elif defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define BLOCK (LANES == 16 ? 6 : 3) /* vectors of channels whose sums fit the registers */
+#define SUMS 13               /* vectors that one walk along a list adds to */
+#define COLUMN 7              /* kernel rows that one walk can take, where a row is one vector */
+#define WEIGHT_BYTES 12288    /* kernel rows that are used together: these and some pixels fit the first cache */
+#define IMAGE_BYTES 24576     /* images whose lists are used together */
+#define LEAST 8               /* images of a group, at least */
+#define GROUPS 32             /* groups, at most */
+#define CLOSED 4
+#define LINE 64
+
+typedef float vector __attribute__((vector_size(4 * LANES)));
+typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t mask __attribute__((vector_size(4 * LANES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+
+typedef void (*parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
+typedef vector window[4][BLOCK];
+
+/* Images, their size and channels; output channels; the kernel; zeros above and on the left; windows of the pool. */
+typedef struct {
+    int64_t n, h, w, ci, co, kh, kw, top, left, ph, pw;
+} shape;
+
+typedef struct {
+    int32_t at;
+    float g;
+} item;
+
+typedef struct {
+    const shape *s;
+    const float *x, *w, *bias, *g;
+    float *y, *dx, *dw, *db, *packed, *sums;
+    int8_t *where;
+    char *benches;
+    int64_t next, seats;
+} job;
+
+/* What a thread works with: images among zeros, sums of windows, and the lists by channel and by pixel. */
+typedef struct {
+    float *images;
+    window *windows;
+    item *by_channel, *by_pixel;
+    int32_t *counts, *pixels, *ends;
+} bench;
+
+#define INLINE static inline __attribute__((always_inline))
+#define LOAD(p) ((vector) * (const loose *)(p))
+#define STORE(p, v) (*(loose *)(p) = (v))
+#if defined(__AVX512F__) || defined(__x86_64__) && LANES < 16
+#define HOLD(v) __asm__("" : "+v"(v)) /* stay in a register: gcc would load it again for each use */
+#else
+#define HOLD(v)
+#endif
+
+INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE vector choose(mask m, vector a, vector b) { return (vector)(((mask)a & m) | ((mask)b & ~m)); }
+
+INLINE int64_t row_of(const shape *s) { return (s->w + 2 * s->left) * s->ci; }
+INLINE int64_t size_of(const shape *s) { return (s->h + 2 * s->top) * row_of(s); }
+INLINE int64_t windows_of(const shape *s) { return s->ph * s->pw; }
+INLINE int64_t lanes_of(const shape *s) { return over(s->co, LANES) * LANES; }
+INLINE int64_t line_of(const shape *s) { return over(s->kw * s->ci, LANES) * LANES; } /* a kernel row, padded */
+INLINE int64_t kernel_of(const shape *s) { return s->kh * s->kw * s->ci; }
+INLINE int64_t group_of(const shape *s) { return most(LEAST, over(s->n, GROUPS)); }
+INLINE int64_t some_of(const shape *s) { return most(1, least(group_of(s), IMAGE_BYTES / (4 * size_of(s)))); }
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+INLINE void *take(char **rest, int64_t bytes) {
+    char *p = *rest;
+    *rest += over(bytes, LINE) * LINE;
+    return p;
+}
+
+/* Lay a thread's bench out at `start`; returns its bytes. */
+static int64_t furnish(const shape *s, char *start, bench *own) {
+    int64_t some = some_of(s), cells = some * windows_of(s);
+    char *rest = start;
+    own->images = take(&rest, 4 * (some * size_of(s) + LANES));
+    own->windows = take(&rest, (int64_t)sizeof(window) * windows_of(s));
+    own->by_channel = take(&rest, (int64_t)sizeof(item) * cells * s->co);
+    own->by_pixel = take(&rest, (int64_t)sizeof(item) * cells * s->co);
+    own->counts = take(&rest, 4 * s->co);
+    own->pixels = take(&rest, 4 * 4 * cells);
+    own->ends = take(&rest, 4 * 4 * cells);
+    return rest - start;
+}
+
+/* Floats for packed weights, and for the sums of one group: weights, with padded rows, then biases. */
+static int64_t packed_size(const shape *s) {
+    return most(lanes_of(s) * (kernel_of(s) + 1), s->kh * s->co * line_of(s));
+}
+static int64_t sums_size(const shape *s) { return (s->kh * line_of(s) + 1) * s->co; }
+
+/* Scratch memory for either pass, in lines of 64 bytes: packed weights, the sums of all groups, the benches. */
+int convolve_conv_pool_scratch(const shape *s, int threads) {
+    bench own;
+    int64_t sums = over(s->n, group_of(s)) * sums_size(s), each = furnish(s, NULL, &own) / LINE;
+    return (int)(over(4 * packed_size(s), LINE) + over(4 * sums, LINE) + threads * each);
+}
+
+static void settle_in(const shape *s, char *scratch, job *work) {
+    work->packed = take(&scratch, 4 * packed_size(s));
+    work->sums = take(&scratch, 4 * over(s->n, group_of(s)) * sums_size(s));
+    work->benches = scratch;
+}
+
+INLINE int has_edge(const shape *s) { return s->top || s->left; }
+
+/* Images into the middle of zeros. */
+static void copy_in(const shape *s, int64_t images, const float *x, float *to) {
+    int64_t row = row_of(s), inner = s->w * s->ci, left = s->left * s->ci;
+    if (!has_edge(s)) {
+        memcpy(to, x, 4 * images * size_of(s));
+        return;
+    }
+    memset(to, 0, 4 * images * size_of(s));
+    for (; images--; to += size_of(s))
+        for (int64_t i = s->top; i < s->top + s->h; i++, x += inner) memcpy(to + i * row + left, x, 4 * inner);
+}
+
+/* And back. */
+static void copy_out(const shape *s, int64_t images, const float *from, float *x) {
+    int64_t row = row_of(s), inner = s->w * s->ci, left = s->left * s->ci;
+    if (!has_edge(s)) {
+        memcpy(x, from, 4 * images * size_of(s));
+        return;
+    }
+    for (; images--; from += size_of(s))
+        for (int64_t i = s->top; i < s->top + s->h; i++, x += inner) memcpy(x, from + i * row + left, 4 * inner);
+}
+
+/* Where the four pixels of each window begin, for some images; those beyond the edge are the ones before it. */
+static void find_pixels(const shape *s, int64_t images, int32_t *at) {
+    int64_t row = row_of(s), lowest = s->h + 2 * s->top - s->kh, rightmost = s->w + 2 * s->left - s->kw;
+    for (int64_t n = 0; n < images; n++)
+        for (int64_t i = 0; i < 2 * s->ph; i += 2)
+            for (int64_t j = 0; j < 2 * s->pw; j += 2, at += 4)
+                for (int p = 0; p < 4; p++) {
+                    int64_t line = least(i + p / 2, lowest), column = least(j + p % 2, rightmost);
+                    at[p] = (int32_t)(n * size_of(s) + line * row + column * s->ci);
+                }
+}
+
+static void sit_down(job *work, bench *own) {
+    int64_t seat = __atomic_fetch_add(&work->seats, 1, __ATOMIC_RELAXED), each = furnish(work->s, work->benches, own);
+    furnish(work->s, work->benches + seat * each, own);
+    find_pixels(work->s, work->g ? some_of(work->s) : 1, own->pixels);
+}
+
+static void share(job *work, void (*run)(void *), int threads, parallel_fn parallel) {
+    work->next = work->seats = 0;
+    if (parallel && threads > 1 && work->s->n > 1)
+        parallel(run, work, (unsigned)threads, 0);
+    else
+        run(work);
+}
+
+/* ---- forward --------------------------------------------------------------------------------------------------- */
+
+/* Weights as [block of channels][kernel element][channel], then all biases; lanes without a channel hold zeros. */
+static void pack_forward(const shape *s, const float *w, const float *bias, float *packed) {
+    int64_t k = kernel_of(s), vectors = over(s->co, LANES), blocks = over(vectors, BLOCK);
+    memset(packed, 0, 4 * lanes_of(s) * (k + 1));
+    for (int64_t b = 0, first = 0; b < blocks; b++) {
+        int64_t lanes = (vectors / blocks + (b < vectors % blocks)) * LANES;
+        for (int64_t c = first; c < least(first + lanes, s->co); c++)
+            for (int64_t i = 0; i < k; i++) packed[first * k + i * lanes + c - first] = w[c * k + i];
+        first += lanes;
+    }
+    memcpy(packed + lanes_of(s) * k, bias, 4 * s->co);
+}
+
+/* Add `rows` kernel rows of `length` elements to the four sums of one window, for v vectors of channels. */
+INLINE void add_rows(const int v, const float *x, const int32_t *at, int64_t row, int64_t length, int64_t rows,
+                     const float *w, window sums) {
+    const float *pixels[4] = {x + at[0], x + at[1], x + at[2], x + at[3]};
+    window a;
+    for (int p = 0; p < 4; p++)
+        for (int i = 0; i < v; i++) a[p][i] = sums[p][i];
+    for (int64_t k = 0; k < rows; k++)
+        for (int64_t e = k * row; e < k * row + length; e++, w += v * LANES) {
+            vector t[BLOCK];
+            for (int i = 0; i < v; i++) {
+                t[i] = LOAD(w + i * LANES);
+                HOLD(t[i]);
+            }
+            for (int p = 0; p < 4; p++) {
+                vector pixel = pixels[p][e] - (vector){0};
+                for (int i = 0; i < v; i++) a[p][i] += pixel * t[i];
+            }
+        }
+    for (int p = 0; p < 4; p++)
+        for (int i = 0; i < v; i++) sums[p][i] = a[p][i];
+}
+
+/* A vector, or as much of it as there is; the whole one needs no call. */
+INLINE void store_some(void *to, const void *from, const size_t size, int64_t left) {
+    if (left >= LANES)
+        memcpy(to, from, LANES * size);
+    else
+        memcpy(to, from, (size_t)left * size);
+}
+
+/* The maximum of each window, rectified, and whose it was; `left` channels are still to be written. */
+INLINE void finish(const int v, window sums, int64_t left, float *y, int8_t *where) {
+    for (int i = 0; i < v; i++, left -= LANES) {
+        vector best = sums[0][i];
+        mask chosen = {0};
+        for (int p = 1; p < 4; p++) {
+            vector one = sums[p][i];
+            mask more = (one > best) | (one != one);
+            best = choose(more, one, best);
+            chosen = (chosen & ~more) | (more & p);
+        }
+        chosen = (chosen & ~(best <= 0)) | ((best <= 0) & CLOSED);
+        best = choose(best < 0, (vector){0}, best);
+        bytes narrow = __builtin_convertvector(chosen, bytes);
+        store_some(y + i * LANES, &best, 4, left);
+        if (where) store_some(where + i * LANES, &narrow, 1, left);
+    }
+}
+
+/* One block of channels of one image. Where the weights are many, all windows meet some kernel rows before the next. */
+INLINE void run_block(const int v, const shape *s, bench *own, const float *w, const float *bias, int64_t left,
+                      float *y, int8_t *where) {
+    int64_t length = s->kw * s->ci, row = row_of(s), step = most(1, WEIGHT_BYTES / (length * v * LANES * 4));
+    for (int64_t k = 0; k < s->kh; k += step)
+        for (int64_t cell = 0; cell < windows_of(s); cell++) {
+            int64_t rows = least(step, s->kh - k);
+            window begun;
+            vector(*sums)[BLOCK] = step < s->kh ? own->windows[cell] : begun;
+            for (int i = 0; !k && i < v; i++)
+                sums[0][i] = sums[1][i] = sums[2][i] = sums[3][i] = LOAD(bias + i * LANES);
+            const float *some = w + k * length * v * LANES;
+            add_rows(v, own->images + k * row, own->pixels + 4 * cell, row, length, rows, some, sums);
+            if (k + rows == s->kh) finish(v, sums, left, y + cell * s->co, where ? where + cell * s->co : NULL);
+        }
+}
+
+static void run_image(const job *work, int64_t image, bench *own) {
+    const shape *s = work->s;
+    int64_t k = kernel_of(s), vectors = over(s->co, LANES), blocks = over(vectors, BLOCK);
+    const float *bias = work->packed + lanes_of(s) * k;
+    copy_in(s, 1, work->x + image * s->h * s->w * s->ci, own->images);
+    for (int64_t b = 0, first = 0; b < blocks; b++) {
+        int64_t v = vectors / blocks + (b < vectors % blocks), out = image * windows_of(s) * s->co + first;
+        const float *w = work->packed + first * k;
+        int8_t *where = work->where ? work->where + out : NULL;
+#define CASE(V) case V: run_block(V, s, own, w, bias + first, s->co - first, work->y + out, where); break;
+        switch (v) {
+            CASE(1) CASE(2) CASE(3)
+#if LANES == 16
+            CASE(4) CASE(5) CASE(6)
+#endif
+        }
+#undef CASE
+        first += v * LANES;
+    }
+}
+
+static void run_forward(void *given) {
+    job *work = given;
+    bench own;
+    sit_down(work, &own);
+    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->s->n;) run_image(work, i, &own);
+}
+
+/* `where` may be NULL, where no gradients will be asked for. */
+int convolve_conv_pool_forward(const shape *s, const float *x, const float *w, const float *bias, float *y,
+                               int8_t *where, char *scratch, int threads, parallel_fn parallel) {
+    job work = {.s = s, .x = x, .y = y, .where = where};
+    settle_in(s, scratch, &work);
+    pack_forward(s, w, bias, work.packed);
+    share(&work, run_forward, threads, parallel);
+    return 0;
+}
+
+/* ---- backward -------------------------------------------------------------------------------------------------- */
+
+/* out[i] += sum over the list of g * base[at + i * stride ...], for v vectors. */
+INLINE void add_list(const int v, int64_t stride, int64_t n, const item *list, const float *base, float *out) {
+    vector a[SUMS];
+    for (int i = 0; i < v; i++) a[i] = LOAD(out + i * LANES);
+    for (int64_t j = 0; j < n; j++) {
+        const float *p = base + list[j].at;
+        vector g = list[j].g - (vector){0};
+        for (int i = 0; i < v; i++) a[i] += g * LOAD(p + i * stride);
+    }
+    for (int i = 0; i < v; i++) STORE(out + i * LANES, a[i]);
+}
+
+/* The same for a number of vectors that is known only now: those of one line, or one of each of several rows. */
+#define CASE(V) case V: add_list(V, stride, n, list, base, out); break;
+static void add_line(int64_t vectors, int64_t n, const item *list, const float *base, float *out) {
+    const int64_t stride = LANES;
+    for (; vectors > SUMS; vectors -= SUMS, base += SUMS * LANES, out += SUMS * LANES)
+        add_list(SUMS, stride, n, list, base, out);
+    switch (vectors) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13)
+    }
+}
+
+static void add_column(int64_t rows, int64_t stride, int64_t n, const item *list, const float *base, float *out) {
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) }
+}
+#undef CASE
+
+/* Put the gradients of one window on the lists of their channels. */
+static void list_by_channel(const shape *s, const int32_t at[4], const float *g, const int8_t *where, int64_t cells,
+                            bench *own) {
+    int32_t begin[CLOSED + 1] = {at[0], at[1], at[2], at[3], 0};
+    for (int64_t c = 0; c < s->co; c++) {
+        own->by_channel[c * cells + own->counts[c]] = (item){begin[where[c]], g[c]};
+        own->counts[c] += where[c] < CLOSED;
+    }
+}
+
+/* Sort the gradients of one window by pixel; closed ones come last, behind all ends. Five counters of twelve bits share
+ * a register: in memory each would wait for the one before. */
+static void list_by_pixel(const shape *s, const float *g, const int8_t *where, item *list, int32_t ends[4]) {
+    uint64_t next = 0;
+    int32_t line = (int32_t)line_of(s);
+    for (int64_t c = 0; c < s->co; c++) next += 1ull << 12 * where[c];
+    next *= 0x1001001001000ull;
+    for (int32_t c = 0; c < s->co; c++) {
+        list[next >> 12 * where[c] & 4095] = (item){c * line, g[c]};
+        next += 1ull << 12 * where[c];
+    }
+    for (int p = 0; p < 4; p++) ends[p] = next >> 12 * p & 4095;
+}
+
+static void make_lists(const job *work, int64_t first, int64_t count, bench *own) {
+    const shape *s = work->s;
+    int64_t inner = windows_of(s), cells = count * inner;
+    memset(own->counts, 0, 4 * s->co);
+    for (int64_t cell = 0; cell < cells; cell++) {
+        const float *g = work->g + (first * inner + cell) * s->co;
+        const int8_t *where = work->where + (first * inner + cell) * s->co;
+        list_by_channel(s, own->pixels + 4 * cell, g, where, cells, own);
+        if (work->dx) list_by_pixel(s, g, where, own->by_pixel + cell * s->co, own->ends + 4 * cell);
+    }
+}
+
+/* Add to the sums of a group what some images, which lie among zeros already, have for the weights and biases. */
+static void add_weights(const shape *s, int64_t count, const bench *own, float *dw, float *db) {
+    int64_t line = line_of(s), cells = count * windows_of(s), row = row_of(s);
+    for (int64_t c = 0; c < s->co; c++) {
+        const item *list = own->by_channel + c * cells;
+        int64_t n = own->counts[c];
+        float *out = dw + c * s->kh * line, total = 0;
+        for (int64_t i = 0; i < n; i++) total += list[i].g;
+        db[c] += total;
+        if (line == LANES && s->kh <= COLUMN)
+            add_column(s->kh, row, n, list, own->images, out);
+        else
+            for (int64_t k = 0; k < s->kh; k++) add_line(line / LANES, n, list, own->images + k * row, out + k * line);
+    }
+}
+
+/* The input's gradients of some images, among zeros; `packed` has a line for each kernel row and channel. Neighbouring
+ * pixels overlap, and would wait for each other: all first pixels of windows come before all second ones. */
+static void add_inputs(const shape *s, int64_t count, const bench *own, const float *packed) {
+    int64_t line = line_of(s), cells = count * windows_of(s), row = row_of(s);
+    memset(own->images, 0, 4 * count * size_of(s));
+    for (int64_t k = 0; k < s->kh; k++)
+        for (int p = 0; p < 4; p++)
+            for (int64_t cell = 0; cell < cells; cell++) {
+                const int32_t *ends = own->ends + 4 * cell;
+                int64_t begin = p ? ends[p - 1] : 0, n = ends[p] - begin;
+                const item *list = own->by_pixel + cell * s->co + begin;
+                float *out = own->images + own->pixels[4 * cell + p] + k * row;
+                if (n) add_line(line / LANES, n, list, packed + k * s->co * line, out);
+            }
+}
+
+static void run_group(const job *work, int64_t group, bench *own) {
+    const shape *s = work->s;
+    int64_t each = group_of(s), some = some_of(s), size = s->h * s->w * s->ci, end = least((group + 1) * each, s->n);
+    float *dw = work->sums + group * sums_size(s), *db = dw + s->kh * line_of(s) * s->co;
+    memset(dw, 0, 4 * sums_size(s));
+    memset(own->images + some * size_of(s), 0, 4 * LANES);
+    for (int64_t first = group * each; first < end; first += some) {
+        int64_t count = least(some, end - first);
+        make_lists(work, first, count, own);
+        copy_in(s, count, work->x + first * size, own->images);
+        add_weights(s, count, own, dw, db);
+        if (!work->dx) continue;
+        add_inputs(s, count, own, work->packed);
+        copy_out(s, count, own->images, work->dx + first * size);
+    }
+}
+
+static void run_backward(void *given) {
+    job *work = given;
+    int64_t groups = over(work->s->n, group_of(work->s));
+    bench own;
+    sit_down(work, &own);
+    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < groups;) run_group(work, i, &own);
+}
+
+/* The sums of all groups, in their order, one output channel at a time. */
+static void run_total(void *given) {
+    job *work = given;
+    const shape *s = work->s;
+    int64_t groups = over(s->n, group_of(s)), line = line_of(s), length = s->kw * s->ci;
+    for (int64_t c; (c = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < s->co;) {
+        float *first = work->sums + c * s->kh * line, *bias = work->sums + s->kh * line * s->co + c;
+        for (int64_t i = 1; i < groups; i++) {
+            const float *more = first + i * sums_size(s);
+            for (int64_t e = 0; e < s->kh * line; e++) first[e] += more[e];
+            *bias += bias[i * sums_size(s)];
+        }
+        for (int64_t k = 0; k < s->kh; k++) memcpy(work->dw + (c * s->kh + k) * length, first + k * line, 4 * length);
+        work->db[c] = *bias;
+    }
+}
+
+/* Weights as [kernel row][channel][element], each line padded with zeros. */
+static void pack_backward(const shape *s, const float *w, float *packed) {
+    int64_t line = line_of(s), length = s->kw * s->ci;
+    memset(packed, 0, 4 * s->kh * s->co * line);
+    for (int64_t k = 0; k < s->kh; k++)
+        for (int64_t c = 0; c < s->co; c++)
+            memcpy(packed + (k * s->co + c) * line, w + (c * s->kh + k) * length, 4 * length);
+}
+
+/* `dx` may be NULL, where nobody needs the input's gradient. */
+int convolve_conv_pool_backward(const shape *s, const float *x, const float *w, const float *g, int8_t *where,
+                                float *dx, float *dw, float *db, char *scratch, int threads, parallel_fn parallel) {
+    job work = {.s = s, .x = x, .g = g, .where = where, .dx = dx, .dw = dw, .db = db};
+    settle_in(s, scratch, &work);
+    if (dx) pack_backward(s, w, work.packed);
+    share(&work, run_backward, threads, parallel);
+    share(&work, run_total, threads, parallel);
+    return 0;
+}

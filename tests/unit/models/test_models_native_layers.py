@@ -1,0 +1,86 @@
+"""Networks whose layers native code computes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from convolve.config.schema import ModelConfig
+from convolve.kernels import winograd
+from convolve.models import registry
+from convolve.models.folding import fold_batch_norms
+from convolve.models.native_layers import WinogradConv2d, use_native_layers
+
+pytestmark = pytest.mark.skipif(winograd.describe() is not None, reason=f"no native code: {winograd.describe()}")
+
+
+def build(name="resnet8-cifar"):
+    network = registry.build(name, classes=10, input_shape=(3, 32, 32), seed=0, options=ModelConfig(model=name))
+    return network.to(memory_format=torch.channels_last)
+
+
+def images(count=4):
+    x = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def test_the_network_computes_the_same_function():
+    plain = build()
+    native = copy.deepcopy(plain)
+    assert use_native_layers(native)
+    outputs = [network(images()) for network in (plain, native)]
+    for output in outputs:
+        output.square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(plain.parameters(), native.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3 * one.grad.abs().max().item())
+
+
+def test_layers_keep_their_names_parameters_and_mode():
+    network = build()
+    before, parameters = set(network.state_dict()), list(network.parameters())
+    network.eval()
+    named = use_native_layers(network)
+    assert "layer1.0.conv1" in named and "conv1" not in named and "layer2.0.conv1" not in named
+    assert set(network.state_dict()) == before
+    assert all(one is other for one, other in zip(network.parameters(), parameters, strict=True))
+    assert not any(module.training for module in network.modules())
+
+
+def test_a_second_call_changes_nothing():
+    network = build()
+    use_native_layers(network)
+    before = list(network.modules())
+    use_native_layers(network)
+    assert all(one is other for one, other in zip(network.modules(), before, strict=True))
+
+
+def test_frozen_parameters_stay_frozen():
+    network = build()
+    network.freeze(["layer1/0"])
+    use_native_layers(network)
+    assert not network.get_submodule("layer1.0.conv1").weight.requires_grad
+
+
+def test_copies_and_folded_copies_are_native_too():
+    network = build()
+    use_native_layers(network)
+    for _ in range(3):
+        network(images())
+    network.eval()
+    folded = fold_batch_norms(network)
+    assert isinstance(folded.get_submodule("layer1.0.conv1"), WinogradConv2d)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(images()), network(images()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "other", [{"stride": 2}, {"groups": 2}, {"dilation": 2, "padding": 2}, {"padding_mode": "reflect"}]
+)
+def test_other_convolutions_stay_as_they_are(other):
+    conv = nn.Conv2d(16, 16, 3, **{"padding": 1, **other})
+    network = build()
+    network.get_submodule("layer1.0").conv1 = conv
+    use_native_layers(network)
+    assert network.get_submodule("layer1.0").conv1 is conv

@@ -8,6 +8,7 @@ does not. Ends with status 1 where pad-crop-flip takes more than 3 ms.
 
 import sys
 import time
+from typing import Any
 
 from convolve import device
 
@@ -20,7 +21,7 @@ from convolve.data.feeding import fit_input, open_train_loader  # noqa: E402
 from convolve.data.generated import generated_split  # noqa: E402
 
 MARK_MS = 3.0
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "none": {"augment": "none"},
     "pad-crop-flip": {},
     "pad-crop-flip, cutout": {"cutout": 8},

@@ -40,14 +40,14 @@ from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
 from convolve.data.draw import Draw  # noqa: E402
 from convolve.data.feeding import choose_augment, choose_service, fit_input  # noqa: E402
 from convolve.data.formats import open_pictures  # noqa: E402
-from convolve.data.gallery import GalleryStock  # noqa: E402
+from convolve.data.gallery import Gallery, GalleryStock  # noqa: E402
 from convolve.data.order import epoch_order  # noqa: E402
 from convolve.data.prepare import Options, prepare  # noqa: E402
 
 WORKERS, BATCH, SIZE = 2, 64, 224
 
 
-class PillowFolder(torch.utils.data.Dataset):
+class PillowFolder(torch.utils.data.Dataset[torch.Tensor]):
     """What most training scripts do: open, convert, random crop, resize, mirror, to a tensor."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -96,7 +96,8 @@ def run_loader(dataset: Dataset, *, cached: bool = False) -> Callable[[], int]:
     """Uint8 batches, as the others make them: normalising is not part of the comparison."""
     config = DataConfig(workers=WORKERS, dataset_cache=cached, image_size=SIZE)
     samples = dataset.train
-    stock = GalleryStock(  # type: ignore[arg-type]
+    assert isinstance(samples, Gallery), "pictures are read when they are needed"
+    stock = GalleryStock(
         samples, fit_input(samples, config), choose_augment(config, samples), choose_service(config, len(samples))
     )
     epochs = iter(range(1000))

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from convolve.app import train  # noqa: E402
 from convolve.app.console import SilentConsole  # noqa: E402
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
+from convolve.data.dataset import Dataset, Samples, ignore_progress  # noqa: E402
 from convolve.data.formats import open_pictures  # noqa: E402
 from convolve.data.gallery import Gallery  # noqa: E402
 from convolve.data.prepare import Options, prepare  # noqa: E402
@@ -30,8 +30,9 @@ from record_files import Sample, write_imagenet  # noqa: E402
 SIZE, STORED, MARK = 128, 160, 0.05
 
 
-def list_samples(gallery: Gallery) -> list[Sample]:
-    return [(gallery.source.read(row), label) for row, label in enumerate(gallery.labels.tolist())]
+def list_samples(samples: Samples) -> list[Sample]:
+    assert isinstance(samples, Gallery), "pictures are read when they are needed"
+    return [(bytes(samples.source.read(row)), label) for row, label in enumerate(samples.labels.tolist())]
 
 
 def write_formats(dataset: Dataset, scratch: Path) -> None:

@@ -8,6 +8,9 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from convolve import device
 
@@ -17,14 +20,14 @@ CASES = {
     "resnet18": (8, (3, 224, 224), 1000),
     "lenet-bn": (64, (1, 28, 28), 10),
 }
-POLICIES = {
+POLICIES: dict[str, dict[str, Any]] = {
     "fp32": {},
     "nearest": {"precision": "16.32", "numerics": "emulated"},
     "stochastic": {"precision": "16.16", "numerics": "emulated"},
 }
 
 
-def build_steps(name):
+def build_steps(name: str) -> dict[str, Callable[[], None]]:
     import torch
 
     from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
@@ -43,10 +46,10 @@ def build_steps(name):
     torch.manual_seed(0)
     images = torch.randn(size, *shape).to(memory_format=torch.channels_last)
     window = Window((Batch(images, torch.arange(size) % classes, 0),), size)
-    cpu, steps = torch.device("cpu"), {}
+    cpu, steps = torch.device("cpu"), dict[str, Callable[[], None]]()
     for policy, given in POLICIES.items():
         network = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
-        network = network.to(memory_format=torch.channels_last).train()
+        network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         precision = PrecisionConfig(**given)
         choice = choose(precision, cpu)
         arithmetic = build_arithmetic(choice, cpu)
@@ -60,13 +63,14 @@ def build_steps(name):
             WholeExecutor(network, CrossEntropy(), NullTally(), Setting(0, arithmetic)),
             clip_nothing,
         )
-        steps[policy] = lambda state=state, parts=parts: train_step(state, window, parts)
+        steps[policy] = partial(train_step, state, window, parts)
     return steps
 
 
-def measure(name, rounds):
+def measure(name: str, rounds: int) -> bool:
     steps = build_steps(name)
-    walls, cpus = ({policy: [] for policy in steps} for _ in range(2))
+    walls: dict[str, list[float]] = {policy: [] for policy in steps}
+    cpus: dict[str, list[float]] = {policy: [] for policy in steps}
     for number in range(rounds + 2):
         for policy, step in steps.items():
             wall, cpu = time.perf_counter(), time.process_time()
@@ -87,7 +91,7 @@ def measure(name, rounds):
     return passed
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=None)

@@ -97,7 +97,11 @@ def reduced(words):
     small = reduce_size(read_config(parser.parse(translate(rest))))
     if part == ["infer"]:
         small = {name: small[name] for name in ("dataset", "model", "model_size", "normalisation")}
-    quick = {"data": ["--images", "64"], "infer": ["--variants", "eager", "--batch-sizes", "4", "--seconds", "0.01"]}
+    quick = {
+        "data": ["--images", "64"],
+        "infer": ["--variants", "eager", "--batch-sizes", "4", "--seconds", "0.01"],
+        "train": ["--warmup", "1", "--run-steps", "1", "--repeats", "2"],
+    }
     less = [*as_flags(small), *quick.get("".join(part), [])]
     return ["convolve", verb, *part, *without_data_dir(translate(rest)), *less]
 

@@ -204,20 +204,6 @@ def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, arguments, c
     assert found == code
 
 
-def test_a_pickle_given_as_a_checkpoint_is_refused_unread(capsys, tmp_path):
-    import pickle
-
-    class Canary:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "canary",))
-
-    (tmp_path / "model.pth").write_bytes(pickle.dumps(Canary()))
-    for verb in ("validate", "predict"):
-        code, text = fail(capsys, verb, tmp_path / "model.pth", *(["x.png"] if verb == "predict" else []))
-        assert code == 1 and "pickles can run code and are never loaded" in text
-    assert not (tmp_path / "canary").exists()
-
-
 def test_a_run_folder_is_never_used_twice(capsys, trained):
     code, text = fail(capsys, "train", *DIGITS, "--run-dir", trained)
     assert code == 2 and "convolve restore" in text

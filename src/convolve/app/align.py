@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from convolve.app import train
 from convolve.app.assembly import gather_material
 from convolve.app.console import Console, SilentConsole
+from convolve.app.length import plan_samples
 from convolve.app.lockstep import Difference, walk_together
 from convolve.app.restore import read_config
-from convolve.app.training import plan_samples
 from convolve.app.verdict import judge
 from convolve.checkpoint.store import find
 from convolve.config import Config

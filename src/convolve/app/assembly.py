@@ -72,6 +72,13 @@ def gather_material(config: Config, console: Console) -> Material:
     return Material(dataset, transform, where, config.data)
 
 
+def name_dataset(config: Config, name: str) -> Config:
+    """The config with the data set that was really used, so that a repeat uses the same."""
+    if config.data.generated_data or config.data.synthetic_data:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"dataset": name})})
+
+
 def build_network(config: Config, transform: Transform, classes: int, where: torch.device) -> Network:
     """A fresh network on its device, in the memory layout that convolutions like best."""
     network = registry.build(

@@ -15,8 +15,8 @@ from convolve.app.costing import (
     measure_costs,
     sketch_network,
 )
+from convolve.app.length import plan_samples
 from convolve.app.schedule import Curve, count_samples, trace
-from convolve.app.training import plan_samples
 from convolve.config import Config
 from convolve.config.schema import AUTO_SPLITS
 from convolve.errors import ConfigError

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from convolve.app.console import Console, console_of
+from convolve.app.length import extend
+from convolve.app.occupancy import occupy
 from convolve.app.sameness import require_same_start
-from convolve.app.training import CONFIG_FILE, Training, TrainReport, extend
+from convolve.app.training import CONFIG_FILE, Training, TrainReport
 from convolve.config import Config
 from convolve.config.loading import build, parse
 from convolve.config.schema import AUTO_SPLITS
@@ -56,11 +58,14 @@ def run(folder: Path, console: Console, changes: Changes | None = None) -> Train
     config = (changes or Changes()).apply(read_config(folder))
     with open_team(config.parallel) as team:
         require_same_start(team, config)
-        console = console_of(team, console)
-        training = Training(config, folder, console, team)
-        path = training.resume()
-        console.say(f"restored {path.name}")
-        if team.first:
-            rewind(folder, training.state.step)
-        training.write_config()
-        return training.run()
+        with occupy(folder, team):
+            return _go_on(Training(config, folder, console_of(team, console), team))
+
+
+def _go_on(training: Training) -> TrainReport:
+    path = training.resume()
+    training.console.say(f"restored {path.name}")
+    if training.team.first:
+        rewind(training.folder, training.state.step)
+    training.write_config()
+    return training.run()

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convolve.app.describe import known_dataset
-from convolve.app.training import CONFIG_FILE, plan_samples
+from convolve.app.length import plan_samples
+from convolve.app.training import CONFIG_FILE
 from convolve.config import Config
 from convolve.config.loading import parse, resolve
 from convolve.data.feeding import count_used

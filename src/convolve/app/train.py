@@ -5,6 +5,7 @@ from pathlib import Path
 from convolve.app.console import Console, console_of
 from convolve.app.costing import sketch_network
 from convolve.app.layout import check_splits
+from convolve.app.occupancy import occupy
 from convolve.app.sameness import require_same_start
 from convolve.app.training import Training, TrainReport
 from convolve.config import Config
@@ -21,6 +22,7 @@ def run(config: Config, console: Console) -> TrainReport:
         require_same_start(team, config)
         console = console_of(team, console)
         folder = Path(team.tell(str(claim_run_folder(config.run, config.name)) if team.first else ""))
-        training = Training(config, folder, console, team)
-        training.write_config()
-        return training.run()
+        with occupy(folder, team):
+            training = Training(config, folder, console, team)
+            training.write_config()
+            return training.run()

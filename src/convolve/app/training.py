@@ -3,6 +3,7 @@
 import platform
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -11,23 +12,33 @@ from typing import Any
 import torch
 
 from convolve import __version__
-from convolve.app.assembly import VALID_BATCH, Material, build_network, gather_material, give_first_weights
+from convolve.app.actions import Actions, Progress
+from convolve.app.assembly import (
+    VALID_BATCH,
+    Material,
+    build_network,
+    gather_material,
+    give_first_weights,
+    name_dataset,
+)
 from convolve.app.average import average_at_end
 from convolve.app.console import Console
 from convolve.app.describe import write_svg
 from convolve.app.layout import take_place
-from convolve.app.numerics import Numerics, compute_like_training, prepare_numerics
+from convolve.app.length import plan_samples
+from convolve.app.numerics import Numerics, compute_like_training, prepare_numerics, use_kernels
 from convolve.app.report import write_training_report
 from convolve.app.validate import validate_checkpoints
+from convolve.checkpoint.background import BackgroundSaver
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store
 from convolve.config import Config
 from convolve.config.loading import dump
-from convolve.data.loader import Part
+from convolve.data.loader import Part, Window
 from convolve.engine.actions import Clock, LogAction, SaveAction, SyncAction, ValidateAction
 from convolve.engine.averager import RunningAverage
 from convolve.engine.executor import Executor, Setting, StageExecutor, WholeExecutor
-from convolve.engine.loop import Action, fit
+from convolve.engine.loop import fit
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.rhythm import Rhythm
 from convolve.engine.scalelog import ScaleAction
@@ -46,7 +57,6 @@ from convolve.report.summary import case_name, write_summary
 from convolve.report.throughput import Throughput
 from convolve.report.writers import Writer, Writers, open_writers
 
-DEFAULT_EPOCHS = 5.0
 CONFIG_FILE = "config.yml"
 GRAPH_FILE = "model.svg"
 BAD_SAMPLES_FILE = "bad-samples.txt"
@@ -69,15 +79,6 @@ class TrainReport:
     stopped_by: signal.Signals | None = None
 
 
-def plan_samples(config: Config, samples_per_epoch: int) -> int:
-    """The whole run in samples. A step never crosses the end of an epoch, so iterations translate exactly."""
-    if config.optim.iterations is None:
-        return max(1, round((config.optim.epochs or DEFAULT_EPOCHS) * samples_per_epoch))
-    steps_per_epoch = -(-samples_per_epoch // config.global_batch_size)
-    epochs, steps = divmod(config.optim.iterations, steps_per_epoch)
-    return epochs * samples_per_epoch + steps * config.global_batch_size
-
-
 class Training:
     """One run: its folder, its pieces, and the state that a step changes."""
 
@@ -87,7 +88,7 @@ class Training:
         self.folder = folder
         self.console = console
         self.material: Material = gather_material(config, console)
-        self.config = _with_dataset(config, self.material.dataset.name)
+        self.config = name_dataset(config, self.material.dataset.name)
         self.loader = self.material.train_loader()
         self.total = plan_samples(config, len(self.loader))
         self.store = Store(folder / "checkpoints", keep=config.run.keep_checkpoints)
@@ -119,6 +120,7 @@ class Training:
         )
         self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
         numerics.arithmetic.attach(self.state.model)
+        self.native_layers = use_kernels(self.config, self.state.model, numerics.choice)
         numerics.arithmetic.begin()
         return numerics
 
@@ -140,23 +142,32 @@ class Training:
             self.store.mark_best(path)
         self.earlier_seconds = float(snapshot.state.get("seconds", 0.0))
         self.restored_step = self.state.step
+        self._compare_kernels(int(snapshot.state.get("native_layers", 0)))
         return path
+
+    def _compare_kernels(self, before: int) -> None:
+        """Native layers and PyTorch's differ in the last bits, so a change of them is worth a line."""
+        if before != len(self.native_layers):
+            self.console.say(
+                f"native code computed {before} layers until here and computes {len(self.native_layers)} from now on: "
+                "the result will not be that of an unbroken run to the last bit"
+            )
 
     def run(self) -> TrainReport:
         """Train to the end (or until a signal), validate, and write down what came out."""
-        with open_writers(self.config.log, self.folder) if self.team.first else Writers([]) as files:
+        with self._open_files() as files:
             self.writer = Writers([self.console, files])
             return self._run()
 
+    def _open_files(self) -> Writers:
+        """The first process writes for all."""
+        return open_writers(self.config.log, self.folder, self.config.run.seed) if self.team.first else Writers([])
+
     def _run(self) -> TrainReport:
-        actions = self._actions()
+        actions = self.assemble()
         self._announce()
         with stop_on_signals() as request:
-            optim = self.config.optim
-            share = Part(self.team.topology.replica, self.team.topology.replicas)
-            sizes = (optim.batch_size, self.config.global_batch_size)
-            windows = self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
-            fit(self.state, windows, actions.parts, actions.in_order(), self.total, request)
+            fit(self.state, self.windows(), actions.parts, actions.in_order(), self.total, request)
         self.trained = self._gather_whole()
         stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronise.stop_agreed else None)
         if stopped_by is not None:
@@ -166,30 +177,42 @@ class Training:
             self._average()
         return self._report(actions, test, None)
 
-    def _announce(self) -> None:
-        self.writer.start(
-            RunInfo(
-                name=self.folder.name,
-                folder=self.folder,
-                config=self.config.values(),
-                facts={
-                    "model": self.config.model.model,
-                    "parameters": self.parameters,
-                    "dataset": self.material.dataset.name,
-                    "training_images": len(self.loader),
-                    "device": str(self.material.device),
-                    "threads": torch.get_num_threads(),
-                    "global_batch_size": self.config.global_batch_size,
-                    "numerics": str(self.numerics.choice),
-                },
-                restored_step=self.restored_step,
-            )
+    def windows(self) -> Iterator[Window]:
+        """What this process learns from, from its position on."""
+        share = Part(self.team.topology.replica, self.team.topology.replicas)
+        sizes = (self.config.optim.batch_size, self.config.global_batch_size)
+        return self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
+
+    def introduce(self) -> RunInfo:
+        """The run, for those who write it down."""
+        return RunInfo(
+            name=self.folder.name,
+            folder=self.folder,
+            config=self.config.values(),
+            facts={
+                "model": self.config.model.model,
+                "parameters": self.parameters,
+                "dataset": self.material.dataset.name,
+                "training_images": len(self.loader),
+                "test_images": len(self.material.dataset.test),
+                "device": str(self.material.device),
+                "threads": torch.get_num_threads(),
+                "global_batch_size": self.config.global_batch_size,
+                "numerics": str(self.numerics.choice),
+                "native_layers": len(self.native_layers),
+            },
+            restored_step=self.restored_step,
+            setup_seconds=time.perf_counter() - self.began,
         )
+
+    def _announce(self) -> None:
+        self.writer.start(self.introduce())
         self.writer.event("numerics", **self.numerics.facts())
         if self.numerics.choice.execution != "plain":
             self.console.say(f"numerics {self.numerics.choice}")
 
-    def _actions(self) -> "Actions":
+    def assemble(self) -> Actions:
+        """What a step is made of, and what happens between steps."""
         config, per_epoch = self.config, len(self.loader)
         tally = MetricTally(self.material.device, self.team) if config.log.metrics else NullTally()
         synchronise = self.team.synchroniser(self.state.model)
@@ -208,10 +231,11 @@ class Training:
             clock,
             self.team,
             self.place.pipeline.infer if self.place.pipeline else None,
+            config.run.validation_views,
         )
         save = SaveAction(
             self._rhythm_of_checkpoints(),
-            self.store,
+            BackgroundSaver(self.store),
             self._facts(),
             validate.latest,
             self.writer,
@@ -224,7 +248,7 @@ class Training:
         every = config.parallel.epochs_per_sync
         sync = SyncAction(Rhythm(Fraction(every) * per_epoch if every else None, self.total), self.team)
         scale = ScaleAction(self.writer, self.state.scaler)
-        return Actions(parts, [_Progress(self.console, self.total), scale, sync], log, validate, save, config)
+        return Actions(parts, [Progress(self.console, self.total), scale, sync], log, validate, save, config)
 
     def _executor(self, loss: CrossEntropy, tally: Tally, synchronise: Synchroniser) -> Executor:
         config, pipeline = self.config, self.place.pipeline
@@ -253,10 +277,11 @@ class Training:
             "config_name": self.config.name,
             "classes": list(self.material.dataset.classes),
             "transform": self.material.transform.to_json(),
+            "native_layers": len(self.native_layers),
             "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def _test_counts(self, actions: "Actions") -> Counts | None:
+    def _test_counts(self, actions: Actions) -> Counts | None:
         if self.config.run.validation_mode == "during":
             return actions.validate.newest
         if self.config.run.validation_mode == "after" and self.config.run.checkpoints and self.team.first:
@@ -271,8 +296,9 @@ class Training:
             if average.validation is not None and self.config.run.validation_mode != "none":
                 self.writer.valid(average.validation)
 
-    def _report(self, actions: "Actions", test: Counts | None, stopped_by: signal.Signals | None) -> TrainReport:
+    def _report(self, actions: Actions, test: Counts | None, stopped_by: signal.Signals | None) -> TrainReport:
         throughput = actions.log.clock.throughput
+        self.writer.event("end", status="success" if stopped_by is None else "aborted")
         report = TrainReport(
             run_dir=self.folder,
             test_accuracy=test.accuracy if test else None,
@@ -347,50 +373,3 @@ class Training:
             "skipped_steps": self.state.scaler.skipped,
             "end_to_end_seconds": report.seconds,
         }
-
-
-@dataclass
-class Actions:
-    """The actions of a run, and which of them the config asks for."""
-
-    parts: StepParts
-    always: list[Action]
-    log: LogAction
-    validate: ValidateAction
-    save: SaveAction
-    config: Config
-
-    def in_order(self) -> list[Action]:
-        """Progress, log, validate, save: a checkpoint carries the validation of its own step."""
-        chosen: list[Action] = [*self.always, self.log]
-        if self.config.run.validation_mode == "during":
-            chosen.append(self.validate)
-        if self.config.run.checkpoints:
-            chosen.append(self.save)
-        return chosen
-
-
-@dataclass(frozen=True)
-class _Progress:
-    console: Console
-    total: int
-
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Show how far the run is."""
-        self.console.progress("train", state.samples, self.total)
-
-
-def _with_dataset(config: Config, name: str) -> Config:
-    """The config with the data set that was really used, so that a repeat uses the same."""
-    if config.data.generated_data or config.data.synthetic_data:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"dataset": name})})
-
-
-def extend(config: Config, epochs: float | None, iterations: int | None) -> Config:
-    """The config of a run that goes on for longer."""
-    if epochs is None and iterations is None:
-        return config
-    return config.model_copy(
-        update={"optim": config.optim.model_copy(update={"epochs": epochs, "iterations": iterations})}
-    )

@@ -23,7 +23,7 @@ def validate_one(trained: Trained, material: Material) -> ValidRecord:
     watch = Stopwatch()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
     compute_like_training(trained.config, trained.network, material.device)
-    counts = evaluate(trained.network, material.test_loader(), size)
+    counts = evaluate(trained.network, material.test_loader(), size, views=trained.config.run.validation_views)
     return valid_record(trained.path.name, trained.step, trained.epoch, counts, watch.seconds)
 
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from convolve.errors import ConfigError, suggest
 
 PARTS = {
+    "train": "training: images/s, step times, and the share of the machine's arithmetic",
     "data": "the input alone, without a network",
     "infer": "answers of a network: as it is, with folded norms, exported, in eight bits",
 }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from convolve import __version__
-from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
 from convolve.parallel.topology import speaks
 
 VERBS = {
@@ -22,7 +22,7 @@ VERBS = {
     "align": "train one config in several number formats and see where they part",
     "configs": "list the named configs, or show one",
     "data": "list, fetch, check or prepare data sets",
-    "bench": "measure one part alone: data, infer",
+    "bench": "measure one part alone: train, data, infer",
     "plan": "memory, timetable and speed of a training on devices that need not be there",
     "describe": "layer table and drawing of a network",
     "doctor": "what works on this machine and what does not",
@@ -82,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        print(f"convolve: {type(error).__name__}: {error} (a defect of convolve; --debug shows where)", file=sys.stderr)
+        told = f"{type(error).__name__}: {to_one_line(error)}"
+        print(f"convolve: {told} (a defect of convolve; --debug shows where)", file=sys.stderr)
         code = 1
     sys.exit(code)

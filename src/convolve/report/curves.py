@@ -6,6 +6,7 @@ Uses matplotlib's objects directly, with the Agg canvas: no window, no global st
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,7 +47,7 @@ def draw_curves(folder: Path) -> Path:
 
 def _draw_loss(axes: Axes, training: Points, validation: Points) -> None:
     _dress(axes, "loss")
-    _draw_both(axes, training, validation)
+    _draw_both(axes, training, validation, "upper right")
     values = [value for _, value in training + validation]
     if values and min(values) > 0 and max(values) / min(values) > _WIDE_RANGE:
         axes.set_yscale("log")
@@ -59,7 +60,7 @@ def _draw_loss(axes: Axes, training: Points, validation: Points) -> None:
 
 def _draw_accuracy(axes: Axes, training: Points, validation: Points) -> None:
     _dress(axes, "accuracy")
-    _draw_both(axes, training, validation)
+    _draw_both(axes, training, validation, "lower right")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     if training or validation:
         axes.set_ylim(*_accuracy_range(training, validation))
@@ -75,14 +76,14 @@ def _draw_rate(axes: Axes, points: Points) -> None:
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
 
 
-def _draw_both(axes: Axes, training: Points, validation: Points) -> None:
+def _draw_both(axes: Axes, training: Points, validation: Points, legend: Literal["upper right", "lower right"]) -> None:
     mark = "o" if len(training) == 1 else ""
     if training:
         axes.plot(*_columns(training), color=_TRAINING, linewidth=1.4, marker=mark, label="training")
     if validation:
         axes.plot(*_columns(validation), color=_VALIDATION, linewidth=1.4, marker="o", markersize=4, label="validation")
     if training or validation:
-        axes.legend(frameon=False, labelcolor=_INK)
+        axes.legend(loc=legend, frameon=False, labelcolor=_INK)
 
 
 def _name_best(axes: Axes, text: str) -> None:

@@ -48,6 +48,7 @@ class RunInfo:
         config: every knob by its flat name, in plain types.
         facts: what else is worth a line at the top, such as network, parameters, device.
         restored_step: the step of the checkpoint that the run goes on from; None for a new run.
+        setup_seconds: from the beginning of the preparations to now.
     """
 
     name: str
@@ -55,3 +56,4 @@ class RunInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     restored_step: int | None = None
+    setup_seconds: float = 0.0

@@ -13,6 +13,7 @@ from typing import Protocol
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
 from convolve.report.lines import LineFile
+from convolve.report.mlperf import MlperfWriter, result_file
 from convolve.report.records import RunInfo, TrainRecord, ValidRecord
 from convolve.report.services import TensorBoardWriter, WandbWriter
 from convolve.report.wording import describe_event, describe_train, describe_valid, timestamp, to_json
@@ -172,7 +173,7 @@ class TextWriter:
         self._file.write(f"{timestamp()}  {text}")
 
 
-def open_writers(config: LogConfig, folder: Path) -> Writers:
+def open_writers(config: LogConfig, folder: Path, seed: int = 0) -> Writers:
     """The writers that a config asks for, in this run folder; a missing extra is told before any file is made."""
     opened: list[Writer] = []
     try:
@@ -182,6 +183,8 @@ def open_writers(config: LogConfig, folder: Path) -> Writers:
             opened.append(WandbWriter(folder, config.wandb_project))
         for kind in (CsvWriter, JsonlWriter, TextWriter) if config.logs else ():
             opened.append(kind(folder))
+        if config.mlperf_logging:
+            opened.append(MlperfWriter(result_file(folder, seed)))
     except ConvolveError:
         Writers(opened).close()
         raise

@@ -1,0 +1,74 @@
+"""LeNet (`lenet-bn`, batch 64, Adam, fp32) on MNIST: whole epochs beside Keras, JAX, Paddle and a PyTorch DataLoader.
+
+    python benchmarks/lenet_peers.py [--rounds 3] [--steps 937] [--peers keras jax paddle torch] [--data-dir FOLDER]
+        [--envs FOLDER]
+
+The network: 20 convolutions of 5x5, ReLU, max-pool, batch norm, 50 of 5x5, ReLU, max-pool, dense. Every framework is
+used as its own documentation shows, with the data in memory, and installed into a virtual environment of its own the
+first time. The bar: 1.6 times the fastest of them. Ends with status 1 where it is missed.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from convolve.config import DataConfig
+from convolve.data.dataset import Split, ignore_progress
+from convolve.data.lookup import open_dataset
+from convolve.device import cache_folder
+from turns import hold, our_command, peer_command, take_turns
+
+PACKAGES = {
+    "keras": ("tensorflow-cpu",),
+    "jax": ("jax", "flax", "optax"),
+    "paddle": ("paddlepaddle",),
+    "torch": ("torch>=2.13,<2.14", "numpy", "pillow"),
+}
+EPOCH = 60_000 // 64
+BAR = 1.6
+
+
+def save_digits(data_dir: Path | None, file: Path) -> None:
+    """The training images for the peers, in a file that all of them can read."""
+    given = DataConfig(dataset="mnist", data_dir=data_dir)
+    train = open_dataset(given, announce=print, progress=ignore_progress).train
+    assert isinstance(train, Split), "MNIST is kept in memory"
+    np.savez(file, images=train.images[..., 0], labels=train.labels.astype(np.uint8))
+
+
+def our_options(data_dir: Path | None) -> list[str]:
+    place = [] if data_dir is None else ["--data-dir", str(data_dir)]
+    return ["--config", "lenet-bn-mnist", "--batch-size", "64", *place]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=EPOCH, help="steps of a turn [937, an epoch]")
+    parser.add_argument("--peers", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST; unset: as `convolve train` finds it")
+    parser.add_argument("--envs", type=Path, default=cache_folder() / "peers")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        digits = Path(scratch) / "mnist.npz"
+        save_digits(options.data_dir, digits)
+        peers = {
+            name: peer_command(name, PACKAGES[name], options.envs, str(digits), str(options.steps))
+            for name in options.peers
+        }
+        found = take_turns(
+            {"convolve": our_command(options.steps, *our_options(options.data_dir)), **peers}, options.rounds
+        )
+    rates = {name: median(turn["images_per_second"] for turn in found[name]) for name in found}
+    for name, rate in sorted(rates.items(), key=lambda one: -one[1]):
+        print(f"{name:<10} {rate:>9,.0f} images/s   {60_000 / rate:6.2f} s for an epoch")
+    fastest = max(options.peers, key=rates.__getitem__)
+    return 0 if hold(found, "convolve", {fastest: BAR}) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""A player for the benchmarks: a PyTorch training loop as people write it, on one batch that is already there.
+
+    python benchmarks/loops.py plain|tuned resnet20|resnet50 BATCH STEPS
+
+`plain` is the loop of the tutorials: NCHW, eager, SGD with momentum. `tuned` is the best that a careful user makes of
+it by hand: channels-last, the fused optimiser, and an allocator that keeps freed memory.
+"""
+
+import ctypes
+import sys
+
+import torch
+from torch.nn import functional
+
+from plain_networks import build
+from turns import serve, timed
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def main() -> None:
+    kind, name, batch, steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    if kind == "tuned":
+        keep_freed_memory()
+    network, shape, classes = build(name)
+    network.train()
+    layout = torch.channels_last if kind == "tuned" else torch.contiguous_format
+    network = network.to(memory_format=layout)  # type: ignore[call-overload]
+    images = torch.randn(batch, *shape).contiguous(memory_format=layout)
+    labels = torch.randint(classes, (batch,))
+    optimiser = torch.optim.SGD(network.parameters(), 0.01, 0.9, fused=True if kind == "tuned" else None)
+
+    def train(count: int = steps) -> int:
+        for _ in range(count):
+            optimiser.zero_grad()
+            loss = functional.cross_entropy(network(images), labels)
+            torch.autograd.backward(loss)
+            optimiser.step()
+        return count * batch
+
+    train(2)
+    serve(timed(train))
+
+
+if __name__ == "__main__":
+    main()

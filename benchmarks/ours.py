@@ -1,0 +1,44 @@
+"""A player for the benchmarks: convolve's own training in turns.
+
+    python benchmarks/ours.py STEPS [options of `convolve bench train`]
+
+Every turn trains for some steps and answers with images/s, the rate of matrix products right after it, and the
+multiply-adds of one image.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from convolve import device
+
+device.prepare()
+
+from convolve.app.bench_train import Contestant, Pace, measure_matmul  # noqa: E402
+from convolve.app.console import SilentConsole  # noqa: E402
+from convolve.cli.flags import Parser, add_config_flags, read_config  # noqa: E402
+from convolve.config.spellings import translate  # noqa: E402
+from convolve.parallel.team import Alone  # noqa: E402
+from turns import Turn, serve, timed  # noqa: E402
+
+
+def main() -> None:
+    steps, words = int(sys.argv[1]), sys.argv[2:]
+    parser = Parser(prog="ours.py")
+    add_config_flags(parser)
+    config = read_config(parser.parse(translate(words)))
+    with tempfile.TemporaryDirectory() as folder:
+        contestant = Contestant(config, Path(folder), SilentConsole(), Alone())
+        contestant.warm_up(Pace(warmup=2, run_steps=steps))
+
+        train = timed(lambda: contestant.go(steps).samples)
+
+        def play() -> Turn:
+            turn = train()
+            return {**turn, "multiply_adds": contestant.multiply_adds, "matmul_flops": measure_matmul()}
+
+        serve(play)
+
+
+if __name__ == "__main__":
+    main()

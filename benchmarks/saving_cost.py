@@ -1,0 +1,107 @@
+"""What saving and logging cost a training: their share of its time, at one checkpoint every 30 seconds.
+
+    python benchmarks/saving_cost.py [--seconds 12] [--only lenet|resnet20|resnet50]
+
+A training runs for some seconds with its usual log points and one save on the way. The time that its loop spends in
+logging and in saving is added up. Files are written beside the next steps; so the processor time of a complete save,
+with nothing beside it, is taken from what all threads could have done meanwhile. The bar: under 3.5 %. Ends with status
+1 where it is missed.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from fractions import Fraction
+from pathlib import Path
+
+from convolve import device
+
+device.prepare()
+
+import torch  # noqa: E402
+
+from convolve.app.console import SilentConsole  # noqa: E402
+from convolve.app.length import samples_after  # noqa: E402
+from convolve.app.training import Training  # noqa: E402
+from convolve.config.loading import resolve  # noqa: E402
+from convolve.engine.loop import Action, fit  # noqa: E402
+from convolve.engine.rhythm import Rhythm  # noqa: E402
+from convolve.engine.state import TrainState  # noqa: E402
+from convolve.engine.stopping import StopRequest  # noqa: E402
+from convolve.parallel.team import Alone  # noqa: E402
+from convolve.report.writers import open_writers  # noqa: E402
+from turns import within  # noqa: E402
+
+EVERY_SECONDS, LIMIT_PERCENT = 30.0, 3.5
+CASES: dict[str, dict[str, object]] = {
+    "lenet": {"model": "lenet-bn", "dataset": "mnist", "optimiser": "adam"},
+    "resnet20": {"model": "resnet20-cifar", "dataset": "cifar-10", "optimiser": "momentum", "batch_size": 128},
+    "resnet50": {
+        "model": "resnet50",
+        "dataset": "imagenet",
+        "image_size": 64,
+        "optimiser": "momentum",
+        "batch_size": 8,
+    },
+}
+
+
+class Timed:
+    """An action with a clock: seconds and processor seconds of every call that took any."""
+
+    def __init__(self, inner: Action) -> None:
+        self.inner = inner
+        self.seconds = 0.0
+        self.last_seconds = 0.0
+        self.last_processor_seconds = 0.0
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        began, worked = time.perf_counter(), time.process_time()
+        self.inner.after(before, state, last)
+        took = time.perf_counter() - began
+        if last:
+            self.last_seconds, self.last_processor_seconds = took, time.process_time() - worked
+        else:
+            self.seconds += took
+
+
+def measure(name: str, seconds: float) -> float:
+    """The share of saving and logging in percent."""
+    given = {**CASES[name], "generated_data": True, "validation_mode": "none"}
+    with tempfile.TemporaryDirectory() as folder:
+        training = Training(resolve(None, None, given).config, Path(folder), SilentConsole(), Alone())
+        with open_writers(training.config.log, Path(folder)) as writer:
+            training.writer = writer
+            actions, windows, per_epoch = training.assemble(), training.windows(), len(training.loader)
+            fit(training.state, windows, actions.parts, [], samples_after(3, training.config, per_epoch), StopRequest())
+            began = time.perf_counter()
+            fit(training.state, windows, actions.parts, [], samples_after(6, training.config, per_epoch), StopRequest())
+            steps = 6 + 2 * max(1, round(seconds * 3 / (time.perf_counter() - began) / 2))
+            total = samples_after(steps, training.config, per_epoch)
+            log, save = Timed(actions.log), Timed(actions.save)
+            actions.save.rhythm = Rhythm(Fraction(total * 2, 3), total)
+            began = time.perf_counter()
+            fit(training.state, windows, actions.parts, [log, save], total, StopRequest())
+            took = time.perf_counter() - began - save.last_seconds
+    per_save = save.seconds + save.last_processor_seconds / torch.get_num_threads()
+    share = 100 * (log.seconds / took + per_save / EVERY_SECONDS)
+    print(
+        f"{name}: logging {1000 * log.seconds:.1f} ms in {took:.1f} s; a save holds up the loop for "
+        f"{1000 * save.seconds:.0f} ms, and takes {1000 * save.last_seconds:.0f} ms in all, "
+        f"{1000 * save.last_processor_seconds:.0f} ms of the processor"
+    )
+    return share
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
+    options = parser.parse_args()
+    held = [within(name, measure(name, options.seconds), LIMIT_PERCENT, "%") for name in options.only]
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Does the size of a data set matter? Time of a step, of an epoch's start and of an index, small beside large.
+
+    python benchmarks/scaling.py [--rounds 5] [--samples 1280000] [--indexed 100000]
+
+In memory: LeNet on random digits, 10,000 and as many as ImageNet has, in turns; the bar: a step of the large set costs
+at most 1.1 times that of the small one. In tars: the index of the large set takes at most 1.5 times as long for each
+picture as that of one ten times smaller; opening and seeking are held against a second by data_seek.py. Ends with
+status 1 where a bar is missed.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from convolve import device
+
+device.prepare()
+
+import torch  # noqa: E402
+
+from convolve.config import ModelConfig, OptimConfig  # noqa: E402
+from convolve.data.generated import generated_split  # noqa: E402
+from convolve.data.loader import MemoryLoader  # noqa: E402
+from convolve.data.order import epoch_order  # noqa: E402
+from convolve.data.transform import Transform  # noqa: E402
+from convolve.engine.executor import Setting, WholeExecutor  # noqa: E402
+from convolve.engine.loop import fit  # noqa: E402
+from convolve.engine.loss import CrossEntropy  # noqa: E402
+from convolve.engine.state import TrainState  # noqa: E402
+from convolve.engine.step import StepParts, clip_nothing  # noqa: E402
+from convolve.engine.stopping import StopRequest  # noqa: E402
+from convolve.engine.tally import NullTally  # noqa: E402
+from convolve.models import registry  # noqa: E402
+from convolve.optim.optimisers import build_optimiser  # noqa: E402
+from data_seek import make_samples, open_timed, seek, write_tars  # noqa: E402
+from turns import within  # noqa: E402
+
+SMALL, BATCH, STEPS = 10_000, 64, 50
+STEP_LIMIT, INDEX_LIMIT = 1.1, 1.5
+
+
+class Trainee:
+    """A small network, trained from a set of some size by the trainer's own loop."""
+
+    def __init__(self, samples: int) -> None:
+        split = generated_split(samples, 28, 1, 10, seed=0)
+        began = time.perf_counter()
+        self.loader = MemoryLoader(split, Transform(28, 28, (0.5,), (0.5,)), torch.device("cpu"))
+        options = ModelConfig(model="lenet-bn")
+        network = registry.build("lenet-bn", classes=10, input_shape=(1, 28, 28), seed=0, options=options)
+        self.state = TrainState(network, build_optimiser(network, OptimConfig(optimiser="adam")))
+        executor = WholeExecutor(network, CrossEntropy(), NullTally(), Setting(0))
+        self.parts = StepParts(lambda samples: 1e-3, executor, clip_nothing)
+        self.windows = self.loader.windows(0, 0, (BATCH, BATCH))
+        self.run(1)
+        self.first_seconds = time.perf_counter() - began
+
+    def run(self, steps: int) -> float:
+        """Seconds of a step, within the first epoch."""
+        began = time.perf_counter()
+        fit(self.state, self.windows, self.parts, [], self.state.samples + steps * BATCH, StopRequest())
+        return (time.perf_counter() - began) / steps
+
+
+def measure_steps(large: int, rounds: int) -> bool:
+    began = time.perf_counter()
+    epoch_order(0, 1, large)
+    print(f"order of an epoch of {large:,}: {time.perf_counter() - began:.3f} s")
+    trainees = {count: Trainee(count) for count in (SMALL, large)}
+    times: dict[int, list[float]] = {count: [] for count in trainees}
+    for number in range(rounds + 1):
+        for count, trainee in trainees.items():
+            seconds = trainee.run(min(STEPS, SMALL // BATCH // (rounds + 2)))
+            if number:
+                times[count].append(seconds)
+    for count, trainee in trainees.items():
+        step = 1000 * median(times[count])
+        print(f"{count:>9,} samples: {step:.2f} ms a step; {trainee.first_seconds:.2f} s to the end of the first")
+    ratio = median(large_one / small for small, large_one in zip(*times.values(), strict=True))
+    return within("step of the large set / of the small one", ratio, STEP_LIMIT, "times")
+
+
+def measure_index(large: int) -> bool:
+    per_million = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["CONVOLVE_CACHE"] = f"{scratch}/cache"
+        for count in (large // 10, large):
+            root = Path(scratch, str(count))
+            write_tars(root, make_samples(count), make_samples(10), max(1, count // 10_000))
+            _, indexing = open_timed(root)
+            dataset, opening = open_timed(root)
+            seek(dataset, 0)
+            sought = seek(dataset, count // 2)
+            per_million[count] = indexing / count * 1e6
+            print(
+                f"{count:>9,} in tars: index {indexing:.2f} s ({per_million[count]:.1f} s for a million), "
+                f"opened again {opening:.3f} s, first batch from the middle {sought:.3f} s"
+            )
+    small, whole = per_million.values()
+    return within("index for each picture, large / small", whole / small, INDEX_LIMIT, "times")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=1_280_000)
+    parser.add_argument("--indexed", type=int, default=100_000)
+    options = parser.parse_args()
+    torch.set_num_threads(device.usable_threads())
+    held = [measure_steps(options.samples, options.rounds), measure_index(options.indexed)]
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The benchmarks measure fairly: players take turns, the first round does not count, a missed bar is a failure."""
+
+import re
+import sys
+
+import pytest
+
+from convolve.config import ModelConfig
+from convolve.models import registry
+from documents import ROOT
+
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+
+# Answers with the number of the turn, so that the order of turns shows; writes it down in a file of all players.
+PLAYER = """
+import sys
+from turns import serve
+turns = iter(range(100))
+def play():
+    turn = next(turns)
+    with open(sys.argv[1], "a") as file:
+        print(sys.argv[2], turn, file=file)
+    print("words that are no answer")
+    return {"images_per_second": float(sys.argv[3]) * (1000 if turn == 0 else turn)}
+serve(play)
+"""
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import turns
+
+    return turns
+
+
+def players(tmp_path, **rates):
+    diary = str(tmp_path / "diary")
+    return {name: [sys.executable, "-c", PLAYER, diary, name, str(rate)] for name, rate in rates.items()}
+
+
+def test_players_take_turns_and_the_first_round_does_not_count(turns, tmp_path, capsys):
+    found = turns.take_turns(players(tmp_path, ours=4, other=2), rounds=2)
+    diary = (tmp_path / "diary").read_text().splitlines()
+    assert diary == ["ours 0", "other 0", "ours 1", "other 1", "ours 2", "other 2"]
+    assert [turn["images_per_second"] for turn in found["ours"]] == [4, 8]
+    assert "does not count" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("bar", "held"), [(1.9, True), (2.0, True), (2.1, False)])
+def test_a_ratio_is_held_against_its_bar(turns, capsys, bar, held):
+    rates = {"ours": (4, 6, 9), "other": (2, 3, 4)}
+    found = {name: [{"images_per_second": rate} for rate in row] for name, row in rates.items()}
+    assert turns.hold(found, "ours", {"other": bar}) is held
+    told = capsys.readouterr().out
+    assert "ours / other: 2.00 (2.00 to 2.25)" in told and ("MISSED" in told) is not held
+
+
+@pytest.mark.parametrize(("value", "kept"), [(3.4, True), (3.5, False), (9.0, False)])
+def test_a_limit_must_not_be_reached(turns, capsys, value, kept):
+    assert turns.within("saving", value, 3.5, "%") is kept
+    assert ("MISSED" in capsys.readouterr().out) is not kept
+
+
+def test_a_player_that_dies_ends_the_benchmark_with_its_status(turns):
+    with pytest.raises(SystemExit, match="lame ended with status 3"):
+        turns.Player("lame", [sys.executable, "-c", "raise SystemExit(3)"])
+
+
+@pytest.mark.parametrize(("plain", "ours"), [("resnet20", "resnet20-cifar"), ("resnet50", "resnet50")])
+def test_the_plain_networks_are_ours_in_size(turns, plain, ours):
+    from plain_networks import build
+
+    network, shape, classes = build(plain)
+    other = registry.build(ours, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=ours))
+    assert sum(one.numel() for one in network.parameters()) == sum(one.numel() for one in other.parameters())
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_says_what_it_is_and_how_it_is_called(script):
+    text = script.read_text(encoding="utf-8")
+    assert re.match(r'(#!.*\n)?"""\S.*?\n\n    (python )?.*\.py', text, re.S) or "Usage:" in text
+
+
+def test_the_page_on_performance_names_every_benchmark():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    apart = {"ours", "loops", "accuracy"}
+    assert [path.name for path in SCRIPTS if path.name not in page and path.stem not in apart] == []

@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-run
 READY_DEV := $(VENV)/.ready-dev
+TOOLS := $(VENV)/tools
+MINUTES ?= 60
 
-.PHONY: setup train test check bench accuracy faults clean
+.PHONY: setup train test check bench accuracy faults soak audit sbom clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "convolve needs Python 3.10 or newer: make PYTHON=...")'
+	@echo "setting up $(VENV): torch and others are fetched, which takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
@@ -31,8 +35,31 @@ check: $(READY_DEV)
 test: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not network"
 
+# Every fault as often as promised, a quarter of an hour; a kind that was tried less often fails it. One table at the end.
 faults: $(READY_DEV)
-	$(BIN)/python -m pytest tests/faults -m "" -v
+	FAULTS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 -m "" -v
+
+soak: $(READY_DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+
+# Tools that look at the environment live in one of their own, so that they do not find themselves.
+$(TOOLS)/.ready: $(READY)
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom
+	touch $@
+
+# Known vulnerabilities of everything installed. Without the service nothing is known, which is a failure too.
+audit: $(READY_DEV) $(TOOLS)/.ready
+	@$(TOOLS)/bin/pip-audit --strict --skip-editable --progress-spinner off --vulnerability-service osv \
+	  --path "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" >$(TOOLS)/audit.txt 2>&1; code=$$?; \
+	if grep -q Traceback $(TOOLS)/audit.txt; then \
+	  echo "make audit: nothing was audited, the vulnerability service did not answer: $$(tail -n 1 $(TOOLS)/audit.txt | cut -c1-200)"; exit 1; \
+	fi; cat $(TOOLS)/audit.txt; exit $$code
+
+# What a user gets, as a CycloneDX document.
+sbom: $(READY) $(TOOLS)/.ready
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.cdx.json $(BIN)/python
+	@echo "sbom.cdx.json"
 
 bench: $(READY_DEV)
 	$(BIN)/python benchmarks/lenet_epoch.py
@@ -41,4 +68,4 @@ accuracy: $(READY)
 	$(BIN)/python benchmarks/accuracy.py
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) runs build dist sbom.cdx.json .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def tables(page):
 
 
 def fill_desk(folder):
-    """A few pictures of digits."""
+    """A few pictures of digits, and those that come with a clone."""
+    shutil.copytree(ROOT / "examples" / "digits", folder / "examples" / "digits")
     pictures = folder / "digits"
     pictures.mkdir()
     for index, image in enumerate(load_digits().test.images[:5]):

@@ -43,7 +43,8 @@ def tfds_example(data: bytes, label: int) -> bytes:
 
 def masked_crcs(pieces: Sequence[bytes]) -> list[int]:
     lengths = np.array([len(piece) for piece in pieces], np.int64)
-    return mask(crc32c_ranges(b"".join(pieces), np.cumsum(lengths) - lengths, lengths)).tolist()
+    found = mask(crc32c_ranges(b"".join(pieces), np.cumsum(lengths) - lengths, lengths))
+    return [int(crc) for crc in found]
 
 
 def write_records(path: Path, payloads: Sequence[bytes]) -> None:

@@ -187,6 +187,8 @@ def choose(name: str, threads: int | None) -> torch.device:
 
     torch.set_num_threads(threads or usable_threads())
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Repeatable algorithms would also fill every new tensor before it is written: time for nothing.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     kinds = available()
     kind, _, index = name.partition(":")
     if name == "auto":

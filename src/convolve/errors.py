@@ -22,6 +22,10 @@ class ConvolveError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: object, table: str = "") -> None:
+        """One line, and the table that it speaks of where there is one."""
+        super().__init__("\n".join(filter(None, (to_one_line(message), table))))
+
 
 class ConfigError(ConvolveError):
     """An option, a config file or a combination of options breaks a rule."""
@@ -62,6 +66,11 @@ class ExtraError(ConvolveError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs the extra '{extra}'; install it with: pip install 'convolve[{extra}]'")
+
+
+def to_one_line(message: object) -> str:
+    """A text that cannot break a line or steer a terminal, whatever a stranger's file or name has put into it."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(message))
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from convolve.data.idx import pack_idx, read_images, read_labels
 from convolve.data.npz import read_npz
 from convolve.data.tfrecord import read_examples, read_records
 from convolve.errors import DataError
+from fault_ledger import Ledger
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 28, 28), np.uint8)
 LABELS = np.arange(12)
@@ -58,21 +59,22 @@ def memory_kilobytes() -> int:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])
-def test_an_idx_file_cut_anywhere_is_named(tmp_path: Path, pack) -> None:
+def test_an_idx_file_cut_anywhere_is_named(tmp_path: Path, pack, counted: Ledger) -> None:
     whole = pack(pack_idx(IMAGES))
     path = tmp_path / "cut"
-    for share in range(64):
+    for share in counted.each("input cut at a 64th", range(64)):
         path.write_bytes(whole[: len(whole) * share // 64])
         expect_one_line(path, read_images)
     path.write_bytes(whole[:-1])
     expect_one_line(path, read_images)
 
 
-def test_every_flipped_byte_of_a_gzip_idx_file_is_noticed_or_harmless(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_gzip_idx_file_is_noticed_or_harmless(tmp_path: Path, counted: Ledger) -> None:
     whole = gzip.compress(pack_idx(IMAGES), mtime=0)
     path = tmp_path / "flipped"
     chance = random.Random(0)
-    for place in [*range(40), *(chance.randrange(len(whole)) for _ in range(300))]:
+    places = [*range(40), *(chance.randrange(len(whole)) for _ in range(300))]
+    for place in counted.each("input byte flipped", places):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
@@ -137,19 +139,19 @@ def npz_bytes(**changes: np.ndarray) -> bytes:
     return sink.getvalue()
 
 
-def test_an_npz_file_cut_anywhere_is_named(tmp_path: Path) -> None:
+def test_an_npz_file_cut_anywhere_is_named(tmp_path: Path, counted: Ledger) -> None:
     whole = npz_bytes()
     path = tmp_path / "mnist.npz"
-    for share in range(64):
+    for share in counted.each("input cut at a 64th", range(64)):
         path.write_bytes(whole[: len(whole) * share // 64])
         expect_one_line(path, read_npz)
 
 
-def test_every_flipped_byte_of_an_npz_file_is_noticed_or_harmless(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_an_npz_file_is_noticed_or_harmless(tmp_path: Path, counted: Ledger) -> None:
     whole = npz_bytes()
     path = tmp_path / "mnist.npz"
     chance = random.Random(1)
-    for place in (chance.randrange(len(whole)) for _ in range(400)):
+    for place in counted.each("input byte flipped", [chance.randrange(len(whole)) for _ in range(400)]):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
@@ -219,7 +221,7 @@ def test_a_tfrecord_cut_within_a_record_names_the_record(tmp_path: Path) -> None
             assert f"record {record} at byte " in expect_one_line(path, read_tfrecord)
 
 
-def test_every_flipped_byte_of_a_tfrecord_names_its_record(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_tfrecord_names_its_record(tmp_path: Path, counted: Ledger) -> None:
     sizes = [len(record) + 16 for record in RECORDS]
     whole = b"".join(map(frame, RECORDS))
     starts = np.cumsum([0, *sizes])
@@ -230,7 +232,7 @@ def test_every_flipped_byte_of_a_tfrecord_names_its_record(tmp_path: Path) -> No
         *(int(starts[3]) + place for place in range(14)),
         *(chance.randrange(len(whole)) for _ in range(150)),
     ]
-    for place in places:
+    for place in counted.each("input byte flipped", places):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)

@@ -88,11 +88,11 @@ FEW_OR_ALL = pytest.mark.parametrize("rounds", [100, pytest.param(1100, marks=py
 @pytest.mark.filterwarnings("ignore")
 @FEW_OR_ALL
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_mutated_picture_is_a_picture_or_a_named_error(kind, rounds):
+def test_a_mutated_picture_is_a_picture_or_a_named_error(kind, rounds, counted):
     data, chance = PICTURES[kind](), np.random.default_rng(7)
     assert decode(data) is not None
     counts = {True: 0, False: 0}
-    for _ in range(rounds):
+    for _ in counted.each("picture fuzzed", range(rounds)):
         began = time.perf_counter()
         counts[decode(mutate(data, chance)) is not None] += 1
         assert time.perf_counter() - began < SLOWEST_SECONDS
@@ -105,11 +105,11 @@ def test_a_mutated_picture_is_a_picture_or_a_named_error(kind, rounds):
     ids=["tfrecord", "tar"],
 )
 @FEW_OR_ALL
-def test_a_mutated_file_of_pictures_is_read_or_a_named_error(tmp_path, name, read, rounds):
+def test_a_mutated_file_of_pictures_is_read_or_a_named_error(tmp_path, name, read, rounds, counted):
     data, chance = (FOREIGN / name).read_bytes(), np.random.default_rng(3)
     path = tmp_path / Path(name).name
     failed = 0
-    for _ in range(rounds + 100):
+    for _ in counted.each("tar or TFRecord fuzzed", range(rounds + 100)):
         path.write_bytes(mutate(data, chance))
         began = time.perf_counter()
         try:

@@ -136,7 +136,7 @@ class Store:
         """Remove what is older than the newest `keep`; those known to be damaged neither count nor go."""
         if self.keep is None:
             return
-        older = [path for path in self.paths() if _step(path) < _step(saved) and path not in self._damaged]
+        older = [path for path in self.paths() if step_of(path) < step_of(saved) and path not in self._damaged]
         surplus = older[: max(0, len(older) - (self.keep - 1))]
         best = self.best
         for path in surplus:
@@ -239,14 +239,15 @@ def _list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     complete = (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / MANIFEST_FILE).is_file())
-    return sorted(complete, key=_step)
+    return sorted(complete, key=step_of)
 
 
 def _name(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name tells."""
     return int(path.name.removeprefix("step-"))
 
 

@@ -282,13 +282,14 @@ def unpack_archive(part: Path, archive: Archive, files: Sequence[IdxFile]) -> di
         with tarfile.open(part, "r:gz") as members:
             for member in members:
                 file = wanted.get(Path(member.name).name)
-                stream = members.extractfile(member) if file is not None and member.size == file.size else None
+                right = file is not None and member.isreg() and member.size == file.size
+                stream = members.extractfile(member) if right else None
                 if file is not None and stream is not None:
                     found[file.name] = stream.read(file.size)
     except (OSError, EOFError, zlib.error, tarfile.TarError):
         return None
-    right = all(hashlib.sha256(found.get(name, b"")).hexdigest() == file.sha256 for name, file in wanted.items())
-    return found if right else None
+    whole = all(hashlib.sha256(found.get(name, b"")).hexdigest() == file.sha256 for name, file in wanted.items())
+    return found if whole else None
 
 
 def _publish(contents: bytes, target: Path) -> None:

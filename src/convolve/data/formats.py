@@ -68,8 +68,10 @@ def _find_tars(root: Path, progress: Progress) -> Found | None:
     if shards is None:
         return None
     train = tars.index_tars(root, shards[0], "train", progress)
+    tars.require_length(root, "train", len(train))
     if shards[1]:
         test = tars.index_tars(root, shards[1], "validation", progress)
+        tars.require_length(root, "validation", len(test))
     else:
         train, test = (train.take(rows) for rows in split_by_hash(train))
     return _found("WebDataset", train, test, tars.read_metadata(root), root)

@@ -72,6 +72,8 @@ def _map(path: Path) -> npt.NDArray[Any]:
     """A memory-mapped array; copy-on-write, so that nobody can change the file through it."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is an archive, not one array")
         return array
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: cannot be read ({error}); make the store anew") from error

@@ -65,6 +65,8 @@ def read_places(path: Path, number: int) -> list[Place]:
         at += 12  # length and its CRC
         places.append(_read_place(path, number, position, at, record))
         at += len(record) + 4
+    if not places:
+        raise DataError(f"{path}: no record in it; get an undamaged copy")
     return places
 
 

@@ -64,10 +64,26 @@ def read_places(path: Path, number: int) -> list[Place]:
         with tarfile.open(path, "r:") as archive:
             for key, members in _group(archive, path):
                 places.append(_read_sample(archive, path, number, key, members))
+            _require_end(archive, path)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         told = " ".join(str(error).split())
         raise DataError(f"{path}: not a readable tar ({told}); get an undamaged copy") from error
     return places
+
+
+def _require_end(archive: tarfile.TarFile, path: Path) -> None:
+    """A tar ends with zeros; `tarfile` takes damage after the first member for an end as well, and says nothing."""
+    with path.open("rb") as file:
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataError(f"{path}: cut off or damaged at byte {archive.offset}; get an undamaged copy")
+
+
+def require_length(root: Path, split: str, found: int) -> None:
+    """Raise DataError where the metadata announce another number of samples: a shard is missing, or one too many."""
+    announced = read_metadata(root).get(f"{split}_length")
+    if isinstance(announced, int) and announced != found:
+        raise DataError(f"{root}: {found} samples of {split}, {METADATA} announces {announced}; get a complete copy")
 
 
 def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:

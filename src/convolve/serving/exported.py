@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def require_onnx() -> None:
     """An error that names the extra, where ONNX is not installed."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         try:
-            __import__(module)
+            import_module(module)
         except ImportError:
             raise ExtraError(f"--format onnx (module {module})", "export") from None
 

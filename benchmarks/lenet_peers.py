@@ -33,11 +33,14 @@ BAR = 1.6
 
 
 def save_digits(data_dir: Path | None, file: Path) -> None:
-    """The training images for the peers, in a file that all of them can read."""
+    """MNIST for the peers, in a file that all of them can read."""
     given = DataConfig(dataset="mnist", data_dir=data_dir)
-    train = open_dataset(given, announce=print, progress=ignore_progress).train
-    assert isinstance(train, Split), "MNIST is kept in memory"
-    np.savez(file, images=train.images[..., 0], labels=train.labels.astype(np.uint8))
+    digits = open_dataset(given, announce=print, progress=ignore_progress)
+    train, test = digits.train, digits.test
+    assert isinstance(train, Split) and isinstance(test, Split), "MNIST is kept in memory"
+    labels, test_labels = (split.labels.astype(np.uint8) for split in (train, test))
+    images, test_images = (split.images[..., 0] for split in (train, test))
+    np.savez(file, images=images, labels=labels, test_images=test_images, test_labels=test_labels)
 
 
 def our_options(data_dir: Path | None) -> list[str]:

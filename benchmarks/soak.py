@@ -23,7 +23,6 @@ import argparse
 import http.client
 import io
 import itertools
-import json
 import os
 import re
 import shutil
@@ -232,12 +231,15 @@ def soak(folder: Path, options: argparse.Namespace) -> list[str]:
         readings = watch({"many": many.pid, "long": long.pid, "serve": served.process.pid}, until)
         for thread in background:
             thread.join()
-    trainings = int((folder / "trainings").read_text())
-    steps = json.loads(max(run.glob("checkpoints/step-*/state.json")).read_text())["step"]
-    answered = statuses["as expected"]
-    print(f"{options.minutes:g} minutes: {trainings} short trainings, {steps:,} steps of one, {answered:,} answers")
-    print("process readings  MiB held   MiB per hour    growth     open files         threads")
-    faults = [fault for name, found in readings.items() for fault in judge(name, found.settled(), options.most_growth)]
+        # The table comes first: whatever goes wrong at the end cannot take it along.
+        trainings = int((folder / "trainings").read_text())
+        steps = int(max(run.glob("checkpoints/step-*")).name.removeprefix("step-"))
+        answered = statuses["as expected"]
+        print(f"{options.minutes:g} minutes: {trainings} short trainings, {steps:,} steps of one, {answered:,} answers")
+        print("process readings  MiB held   MiB per hour    growth     open files         threads")
+        faults = [
+            fault for name, found in readings.items() for fault in judge(name, found.settled(), options.most_growth)
+        ]
     ends = {"many": many.process.returncode, "long": long.process.returncode, "serve": served.process.returncode}
     asked_to = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
     faults += [f"{name}: ended with {code}" for name, code in ends.items() if code not in asked_to]

@@ -13,7 +13,7 @@ from convolve.config.schema import DataConfig
 from convolve.data.catalogue import CIFAR10, MNIST
 from convolve.data.dataset import ignore_progress
 from convolve.data.lookup import open_dataset
-from convolve.errors import ConfigError, DataError
+from convolve.errors import DataError, ParallelError
 from digit_runs import digits_config, weights_hash
 from photo_sets import photo_config, write_every_format
 from process_runs import Job, restore_run
@@ -63,7 +63,7 @@ def test_a_run_that_is_being_trained_is_not_restored_and_goes_on_undisturbed(tmp
     job = Job(config.parallel, train.run, config)
     wait_for_checkpoint(tmp_path / "run")
     with counted.one("two runs in one folder"):
-        with pytest.raises(ConfigError, match=rf"process {job.processes[0].pid} is training in this run folder"):
+        with pytest.raises(ParallelError, match=rf"process {job.processes[0].pid} is training in this run folder"):
             restore.run(tmp_path / "run", SilentConsole())
         assert outcomes([job]) == [None]
         assert weights_hash(tmp_path / "run") == unbroken

@@ -189,10 +189,8 @@ class Contestant:
         training, config = self.training, self.training.config
         counted = self.runs[1:] or self.runs
         seconds = [step for run in counted for step in run.seconds]
-        times, rate = (
-            Times(1000 * np.array(seconds), len(self.runs) > 1),
-            sum(r.samples for r in counted) / sum(seconds),
-        )
+        times = Times(1000 * np.array(seconds), first_excluded=len(self.runs) > 1)
+        rate = sum(run.samples for run in counted) / sum(seconds)
         matmul = self._whole_team(self.matmul_flops)
         return TrainSpeed(
             config=config.name,

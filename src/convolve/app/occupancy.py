@@ -6,12 +6,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from convolve.data.lock import hold_lock
-from convolve.errors import ConfigError
+from convolve.errors import ParallelError
 from convolve.parallel.team import Team
 
 LOCK_FILE = ".claimed"
-# Processes of a job that has just been ended may need a moment to leave.
-PATIENCE_SECONDS = 5.0
+# Processes of a job that has just been ended may need a moment to leave; a restart after them is no user's mistake.
+PATIENCE_SECONDS = 10.0
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def occupy(folder: Path, team: Team) -> Iterator[None]:
     with ExitStack() as stack:
         refusal = team.tell(_try(folder, stack) if team.first else "").strip()
         if refusal:
-            raise ConfigError(refusal)
+            raise ParallelError(refusal)
         yield
 
 

@@ -47,6 +47,7 @@ from convolve.engine.step import StepParts, clip_nothing, clip_to
 from convolve.engine.stopping import stop_on_signals
 from convolve.engine.tally import Counts, MetricTally, NullTally, Tally
 from convolve.models.anatomy import describe
+from convolve.models.batch_norm import NormStatistics
 from convolve.models.network import Network
 from convolve.optim.optimisers import build_optimiser
 from convolve.optim.schedules import Span, build_schedule
@@ -215,7 +216,7 @@ class Training:
         """What a step is made of, and what happens between steps."""
         config, per_epoch = self.config, len(self.loader)
         tally = MetricTally(self.material.device, self.team) if config.log.metrics else NullTally()
-        synchronise = self.team.synchroniser(self.state.model)
+        synchronise = self.team.synchroniser(self.state.model, len(NormStatistics(self.state.model).flat))
         schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, Span(self.total, per_epoch))
         loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
         executor = self._executor(loss, tally, synchronise)

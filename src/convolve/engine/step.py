@@ -10,7 +10,7 @@ from convolve.data.loader import Window
 from convolve.device import widest_float
 from convolve.engine.executor import Executor
 from convolve.engine.state import TrainState
-from convolve.models.batch_norm import settle_batch_norms
+from convolve.models.batch_norm import NormStatistics
 from convolve.optim.optimisers import set_rate
 from convolve.optim.schedules import Schedule
 from convolve.parallel.sharding import Ownership, SoleOwner
@@ -41,10 +41,11 @@ def train_step(state: TrainState, window: Window, parts: StepParts) -> None:
     """
     set_rate(state.optimiser, parts.schedule(state.samples))
     parts.executor.run(window, state.step, state.scaler.scale)
-    parts.synchronise(state.model)
+    statistics = NormStatistics(state.model)
+    seen = parts.synchronise(state.model, statistics.flat)
     verdict = state.scaler.settle(state.model, state.arithmetic.overflowed())
-    settle_batch_norms(state.model, parts.team.add_up, clean=verdict.clean)
     if verdict.clean:
+        statistics.settle(seen)
         parts.clip(state.model)
         state.optimiser.step()
         state.arithmetic.settle(state.optimiser, parts.seed, state.step)

@@ -87,7 +87,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def take_sums(self) -> Tensor:
         """What was added up since the last step, in one flat tensor: means, variances, samples and passes."""
-        sums = torch.zeros(2, self.num_features) if self._sums is None else self._sums
+        sums = self.weight.new_zeros(2, self.num_features) if self._sums is None else self._sums
         counts = sums.new_tensor([self._seen, self._passes])
         self._sums, self._seen, self._passes = None, 0, 0.0
         return torch.cat((sums.flatten(), counts))
@@ -122,17 +122,21 @@ class _ThroughStatistics(torch.autograd.Function):
         return g - plain[:, None, None] - y.mul_(along[:, None, None]), None, None, None, None, None
 
 
-def settle_batch_norms(model: nn.Module, add_up: Callable[[Tensor], Tensor], *, clean: bool) -> None:
-    """Move all running statistics of a model once, by what all replicas saw; a step that is skipped leaves no trace.
+class NormStatistics:
+    """What the batch norms of a model have seen since the last step, taken out of them.
 
-    Norms of frozen blocks are in evaluation mode, have seen nothing, and stay as they are.
+    `flat` is what replicas add up; each of them must settle by the sum. A step that is skipped settles nothing, and
+    leaves no trace. Norms of frozen blocks are in evaluation mode, have seen nothing, and stay as they are.
     """
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d) and module.training]
-    if not norms:
-        return
-    sums = [norm.take_sums() for norm in norms]
-    total = add_up(torch.cat(sums))
-    if clean:
-        parts = torch.split(total, [len(part) for part in sums])
-        for norm, part in zip(norms, parts, strict=True):
-            norm.settle(part)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+        self._sums = [norm.take_sums() for norm in self._norms]
+        self.flat = torch.cat(self._sums) if self._sums else torch.empty(0)
+
+    def settle(self, total: Tensor) -> None:
+        """Move all running statistics once, by what all replicas saw."""
+        parts = torch.split(total, [len(part) for part in self._sums]) if self._sums else ()
+        for norm, part in zip(self._norms, parts, strict=True):
+            if norm.training:
+                norm.settle(part)

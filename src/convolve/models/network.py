@@ -60,12 +60,19 @@ class Network(nn.Module):
             return x
         return self._walk(self._paths, x)
 
-    def _walk(self, names: Collection[str], x: Tensor) -> Tensor:
-        """Apply the blocks among these in order, merged ones together."""
+    def passes(self) -> dict[tuple[str, ...], Callable[[Tensor], Tensor]]:
+        """What is done at once, in order: the names of the blocks, and what becomes of their input."""
         blocks = self.blocks
-        for group, operation in self._groups.items():
-            if group[0] in names:
-                x = _run([blocks[name] for name in group], operation, x)
+        return {
+            names: partial(_run, [blocks[name] for name in names], operation)
+            for names, operation in self._groups.items()
+        }
+
+    def _walk(self, among: Collection[str], x: Tensor) -> Tensor:
+        """Apply the blocks among these in order, merged ones together."""
+        for names, run in self.passes().items():
+            if names[0] in among:
+                x = run(x)
         return x
 
     def merge(self, names: Sequence[str], operation: Operation) -> None:

@@ -1,9 +1,10 @@
 """How long each block of a network takes, measured on this CPU.
 
 One forward and one backward pass of the whole network are timed as they run: a clock is read between blocks, and again
-whenever the gradient of a block's input is there. The loss counts to the last block. A pass is repeated while the time
-allowed lasts, and each block's median is taken. A batch that would take too long is measured with fewer samples, and
-the result scaled up; times grow with samples a little less than evenly, so this errs on the slow side.
+whenever the gradient of a block's input is there. The loss counts to the last block, and blocks that are done at once
+to the first of them. A pass is repeated while the time allowed lasts, and each block's median is taken. A batch that
+would take too long is measured with fewer samples, and the result scaled up; times grow with samples a little less than
+evenly, so this errs on the slow side.
 """
 
 import time
@@ -59,12 +60,12 @@ def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
 def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     """Forward and backward seconds of each block in one pass."""
     x = torch.rand(samples, *network.input_shape).contiguous(memory_format=torch.channels_last)
-    names, arrived = list(network.blocks), dict[str, float]()
+    passes, arrived = network.passes(), dict[str, float]()
     began = [time.perf_counter()]
-    for name, block in network.blocks.items():
+    for names, run in passes.items():
         if x.requires_grad:
-            x.register_hook(partial(_note, arrived, name))  # type: ignore[no-untyped-call]
-        x = block(x)
+            x.register_hook(partial(_note, arrived, names[0]))  # type: ignore[no-untyped-call]
+        x = run(x)
         began.append(time.perf_counter())
     loss = functional.cross_entropy(x, torch.zeros(samples, dtype=torch.int64))
     turned = time.perf_counter()
@@ -72,7 +73,10 @@ def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     torch.autograd.backward(loss)
     ended = time.perf_counter()
     forward = [after - before for before, after in zip(began, began[1:], strict=False)]
-    return list(zip(forward, _spans(names, arrived, (turned, ended)), strict=True))
+    backward = _spans([names[0] for names in passes], arrived, (turned, ended))
+    nothing = (0.0, 0.0)
+    found = {names[0]: times for names, times in zip(passes, zip(forward, backward, strict=True), strict=True)}
+    return [found.get(name, nothing) for name in network.blocks]
 
 
 def _note(arrived: dict[str, float], name: str, gradient: Tensor) -> None:

@@ -6,7 +6,8 @@ replicas is the mean over the window, whatever the shares were; nothing is divid
 Parameters are put into buckets in the reverse of their order, which is about the order in which the backward pass
 finishes them. In the last micro batch a bucket whose gradients are all there is sent off while the rest is still being
 computed. All replicas send buckets in the same order, also one whose share of a short window is empty and that has
-nothing but zeros.
+nothing but zeros. What else is added up over replicas in each step goes with the last bucket: a message of its own
+would cost more than it carries.
 """
 
 from collections.abc import Callable
@@ -24,30 +25,38 @@ Reduce = Callable[[Tensor], Finish]
 
 @dataclass
 class Bucket:
-    """Neighbouring parameters whose gradients travel together; the last element carries a wish to stop.
+    """Neighbouring parameters whose gradients travel together, and `more` elements; the last of them is a wish to stop.
 
     `parts` are views of the flat buffer that lie in memory as the parameters do, so that nothing is rearranged.
     """
 
     parameters: list[nn.Parameter]
-    flat: Tensor
+    more: int = 1
     missing: int = 0
     finish: Finish | None = None
+    flat: Tensor = field(init=False)
     parts: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        pieces = self.flat[:-1].split([parameter.numel() for parameter in self.parameters])  # type: ignore[no-untyped-call]
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.flat = torch.zeros(sum(sizes) + self.more, dtype=self.parameters[0].dtype)
+        pieces = self.flat[: sum(sizes)].split(sizes)  # type: ignore[no-untyped-call]
         self.parts = [
             piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
             for piece, parameter in zip(pieces, self.parameters, strict=True)
         ]
+
+    @property
+    def extra(self) -> Tensor:
+        """The elements between the gradients and the wish to stop."""
+        return self.flat[-self.more : -1]
 
     def pack(self) -> None:
         """Copy the gradients into the flat buffer; a parameter without one adds zero."""
         gradients = [parameter.grad for parameter in self.parameters]
         present = [(part, one) for part, one in zip(self.parts, gradients, strict=True) if one is not None]
         if len(present) < len(gradients):
-            self.flat.zero_()
+            self.flat[: -self.more].zero_()
         if present:
             torch._foreach_copy_([part for part, _ in present], [one for _, one in present])
 
@@ -57,8 +66,8 @@ class Bucket:
             parameter.grad = part
 
 
-def fill_buckets(parameters: list[nn.Parameter], size: int = BUCKET_BYTES) -> list[Bucket]:
-    """Parameters in reverse order, in buckets of at most `size` bytes (or one parameter)."""
+def fill_buckets(parameters: list[nn.Parameter], extra: int = 0, size: int = BUCKET_BYTES) -> list[Bucket]:
+    """Parameters in reverse order, in buckets of at most `size` bytes (or one parameter); `extra` elements go last."""
     groups: list[list[nn.Parameter]] = []
     room = 0
     for parameter in reversed(parameters):
@@ -68,7 +77,7 @@ def fill_buckets(parameters: list[nn.Parameter], size: int = BUCKET_BYTES) -> li
             room = size
         groups[-1].append(parameter)
         room -= need
-    return [Bucket(group, torch.zeros(sum(p.numel() for p in group) + 1, dtype=group[0].dtype)) for group in groups]
+    return [Bucket(group, 1 + (extra if group is groups[-1] else 0)) for group in groups]
 
 
 @dataclass
@@ -76,7 +85,7 @@ class GradientSum:
     """Adds up the gradients of a model over replicas.
 
     `arm` is called before the last micro batch of a window: from then on finished buckets are sent off. Calling the
-    object sends what is left and waits for all of it.
+    object sends what is left, the last bucket always, and waits for all of it.
     """
 
     buckets: list[Bucket]
@@ -88,9 +97,7 @@ class GradientSum:
     _owner: dict[nn.Parameter, Bucket] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.buckets) == 1:
-            return  # the only one is complete when the backward pass is
-        for bucket in self.buckets:
+        for bucket in self.buckets[:-1]:
             for parameter in bucket.parameters:
                 self._owner[parameter] = bucket
                 parameter.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
@@ -110,7 +117,7 @@ class GradientSum:
             return
         assert isinstance(parameter, nn.Parameter), "gradients arrive at parameters"
         self._owner[parameter].missing -= 1
-        while self._sent < len(self.buckets) and self.buckets[self._sent].missing == 0:
+        while self._sent < len(self.buckets) - 1 and self.buckets[self._sent].missing == 0:
             self._send()
 
     def _send(self) -> None:
@@ -120,8 +127,10 @@ class GradientSum:
         bucket.finish = self.reduce(bucket.flat)
         self._sent += 1
 
-    def __call__(self, model: nn.Module) -> None:
-        """Make every parameter's gradient the sum over the replicas."""
+    def __call__(self, model: nn.Module, extra: Tensor) -> Tensor:
+        """Make every parameter's gradient the sum over the replicas; returns the sum of what else there is."""
+        last = self.buckets[-1]
+        last.extra.copy_(extra)
         while self._sent < len(self.buckets):
             self._send()
         for bucket in self.buckets:
@@ -130,3 +139,4 @@ class GradientSum:
             bucket.unpack()
         self.stop_agreed = bool(self.buckets[0].flat.numpy()[-1] > 0)
         self._sent, self._armed = 0, False
+        return last.extra

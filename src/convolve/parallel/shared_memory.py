@@ -9,7 +9,8 @@ still reads.
                          wait until all turns >= t
                          sum := slots[t % 2][0] + ... + slots[t % 2][n - 1]
 
-A process that is two turns ahead cannot exist: it would have waited for the others in between.
+A turn begins only when the one before is finished, so a process that is two turns ahead cannot exist: it would have
+waited for the others in between.
 """
 
 import mmap
@@ -32,6 +33,7 @@ class SharedSum:
 
     def __init__(self, path: Path, rank: int, world: int, capacity: int) -> None:
         self._rank, self._world, self._turn = rank, world, 0
+        self._finish: Callable[[], None] = _nothing
         head, slots = 64 * world, 2 * world * capacity * 4
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), head + slots)
@@ -48,7 +50,8 @@ class SharedSum:
             os.truncate(file.fileno(), 64 * world + 2 * world * capacity * 4)
 
     def __call__(self, flat: Tensor) -> Callable[[], None]:
-        """Offer a part; the returned call waits for the others and leaves the sum in `flat`."""
+        """Offer a part; the returned call waits for the others and leaves the sum in `flat`. So does the next offer."""
+        self._finish()
         self._turn += 1
         turn = self._turn
         # numpy, since its calls cost a fraction of torch's, and a small network has little else to pay for.
@@ -57,11 +60,15 @@ class SharedSum:
         self._turns[self._rank] = turn
 
         def finish() -> None:
+            if self._finish is not finish:
+                return  # a later offer has done it
+            self._finish = _nothing
             self._wait(turn)
             np.add(slots[0], slots[1], out=own)
             for rank in range(2, self._world):
                 np.add(own, slots[rank], out=own)
 
+        self._finish = finish
         return finish
 
     def _wait(self, turn: int) -> None:
@@ -85,3 +92,7 @@ class SharedSum:
                 os.kill(int(self._pids[rank]), 0)
             except ProcessLookupError:
                 raise ParallelError(f"rank {rank} is gone; go on with `convolve restore`") from None
+
+
+def _nothing() -> None:
+    """No turn is open."""

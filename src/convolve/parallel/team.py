@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from convolve.config import ParallelConfig
 from convolve.errors import ParallelError
-from convolve.parallel.buckets import Finish, GradientSum, Reduce, fill_buckets
+from convolve.parallel.buckets import Finish, GradientSum, fill_buckets
 from convolve.parallel.sharding import Ownership, SoleOwner
 from convolve.parallel.shared_memory import SharedSum
 from convolve.parallel.slurm import first_host
@@ -31,11 +31,13 @@ from convolve.parallel.topology import Topology, find_topology
 
 PATIENCE = timedelta(seconds=float(os.environ.get("CONVOLVE_PATIENCE", 300)))
 SHARED_LIMIT_BYTES = 64 << 20
-SMALL = 1 << 16  # elements; larger tensors that are not gradients go through sockets
 
 
 class Synchroniser(Protocol):
-    """Makes gradients the sum over replicas; a wish to stop travels with them, so all end at the same step."""
+    """Makes gradients the sum over replicas; a wish to stop travels with them, so all end at the same step.
+
+    So does a small tensor of other sums that every step needs.
+    """
 
     stop_agreed: bool
 
@@ -45,8 +47,8 @@ class Synchroniser(Protocol):
     def arm(self) -> None:
         """Buckets may be sent from now on."""
 
-    def __call__(self, model: nn.Module) -> None:
-        """Finish the sum."""
+    def __call__(self, model: nn.Module, extra: Tensor) -> Tensor:
+        """Finish the sum of the gradients, and return that of the other tensor; it is good until the next step."""
 
 
 class NoSynchroniser:
@@ -61,8 +63,9 @@ class NoSynchroniser:
     def arm(self) -> None:
         """Nothing is sent."""
 
-    def __call__(self, model: nn.Module) -> None:
+    def __call__(self, model: nn.Module, extra: Tensor) -> Tensor:
         """Nothing is missing."""
+        return extra
 
 
 class AgreedStop:
@@ -81,10 +84,11 @@ class AgreedStop:
         """Buckets may be sent from now on."""
         self._inner.arm()
 
-    def __call__(self, model: nn.Module) -> None:
-        """Finish the sum, and find out whether anybody wants to stop."""
-        self._inner(model)
+    def __call__(self, model: nn.Module, extra: Tensor) -> Tensor:
+        """Finish the sums, and find out whether anybody wants to stop."""
+        total = self._inner(model, extra)
         self.stop_agreed = self._agree(self._inner.stop_agreed)
+        return total
 
 
 class Team(Protocol):
@@ -96,8 +100,8 @@ class Team(Protocol):
     def first(self) -> bool:
         """Whether this process is the one that speaks, logs and saves."""
 
-    def synchroniser(self, model: nn.Module) -> Synchroniser:
-        """What adds this model's gradients up over replicas."""
+    def synchroniser(self, model: nn.Module, extra: int = 0) -> Synchroniser:
+        """What adds this model's gradients up over replicas, and that many other elements."""
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum of a small tensor over replicas, on all of them, in the order of ranks."""
@@ -139,7 +143,7 @@ class Alone:
     topology = Topology()
     first = True
 
-    def synchroniser(self, model: nn.Module) -> Synchroniser:
+    def synchroniser(self, model: nn.Module, extra: int = 0) -> Synchroniser:
         """Nothing to add up."""
         return NoSynchroniser()
 
@@ -206,29 +210,24 @@ class ProcessTeam:
         self._stages = [dist.new_group(topology.same_replica(r), timeout=PATIENCE) for r in range(topology.replicas)][
             topology.replica
         ]
-        self._small = self._share_memory(SMALL) if topology.replicas > 1 else None
 
     @property
     def first(self) -> bool:
         """Whether this is rank 0."""
         return self.topology.rank == 0
 
-    def synchroniser(self, model: nn.Module) -> Synchroniser:
+    def synchroniser(self, model: nn.Module, extra: int = 0) -> Synchroniser:
         """Buckets over replicas; a single replica needs none."""
         inner: Synchroniser = NoSynchroniser()
         if self.topology.replicas > 1:
-            buckets = fill_buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
+            buckets = fill_buckets([one for one in model.parameters() if one.requires_grad], extra)
             largest = max(bucket.flat.numel() for bucket in buckets)
-            inner = GradientSum(buckets, self._reduce(largest))
+            inner = GradientSum(buckets, self._share_memory(largest) or self._through_sockets)
         return inner if self.topology.stages == 1 else AgreedStop(inner, self.agree)
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over replicas; every step asks for one, so it must be quick."""
-        if self._small is None or values.dtype != torch.float32 or values.numel() > SMALL:
-            return _add(values, self._replicas)
-        total = values.clone(memory_format=torch.contiguous_format)
-        self._small(total.view(-1))()
-        return total
+        """The sum over replicas."""
+        return _add(values, self._replicas)
 
     def add_stages(self, values: Tensor) -> Tensor:
         """The sum over the stages of this replica."""
@@ -311,9 +310,6 @@ class ProcessTeam:
     def close(self) -> None:
         """Leave the process group."""
         dist.destroy_process_group()
-
-    def _reduce(self, capacity: int) -> Reduce:
-        return self._share_memory(capacity) or self._through_sockets
 
     def _share_memory(self, capacity: int) -> SharedSum | None:
         """A sum through memory for that many elements, if the replicas are on one host and it is no waste."""

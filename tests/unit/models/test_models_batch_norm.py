@@ -2,11 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from convolve.models.batch_norm import BatchNorm2d, settle_batch_norms
-
-
-def keep(values):
-    return values
+from convolve.models.batch_norm import BatchNorm2d, NormStatistics
+from norm_steps import settle
 
 
 def make_pair(**options):
@@ -27,7 +24,7 @@ def test_one_micro_batch_per_step_is_what_torch_does():
         out, expected = ours(a), theirs(b)
         (out.square().sum()).backward()
         (expected.square().sum()).backward()
-        settle_batch_norms(ours, keep, clean=True)
+        settle(ours)
         assert torch.equal(out, expected) and torch.equal(a.grad, b.grad)
     assert torch.allclose(ours.running_mean, theirs.running_mean, atol=1e-6)
     assert torch.allclose(ours.running_var, theirs.running_var, atol=1e-6)
@@ -41,7 +38,7 @@ def test_statistics_move_once_per_step_by_the_mean_over_micro_batches():
     parts = [torch.randn(n, 5, 2, 2) + n for n in (4, 4, 2)]
     for part in parts:
         norm(part)
-    settle_batch_norms(norm, keep, clean=True)
+    settle(norm)
     means = torch.stack([part.mean(dim=(0, 2, 3)) for part in parts])
     variances = torch.stack([part.var(dim=(0, 2, 3)) for part in parts])
     shares = torch.tensor([4.0, 4.0, 2.0])[:, None] / 10
@@ -53,9 +50,9 @@ def test_statistics_move_once_per_step_by_the_mean_over_micro_batches():
 def test_a_skipped_step_leaves_no_trace():
     norm, _ = make_pair()
     norm(torch.full((2, 5, 2, 2), float("inf")))
-    settle_batch_norms(norm, keep, clean=False)
+    NormStatistics(norm)
     norm(torch.randn(4, 5, 2, 2))
-    settle_batch_norms(norm, keep, clean=True)
+    settle(norm)
     assert norm.running_mean.isfinite().all()
     assert norm.num_batches_tracked == 1
 
@@ -66,7 +63,7 @@ def test_what_is_computed_again_is_not_counted_again():
     norm.counting = False
     norm(torch.randn(4, 5, 2, 2))
     norm.counting = True
-    settle_batch_norms(norm, keep, clean=True)
+    settle(norm)
     assert norm.num_batches_tracked == 1
 
 
@@ -87,5 +84,5 @@ def test_a_frozen_norm_stays_as_it_is():
     norm, _ = make_pair()
     before = norm.running_mean.clone()
     norm.eval()(torch.randn(4, 5, 2, 2))
-    settle_batch_norms(norm, keep, clean=True)
+    settle(norm)
     assert torch.equal(norm.running_mean, before)

@@ -13,6 +13,7 @@ from convolve.models.anatomy import describe
 from convolve.models.folding import fold_batch_norms
 from convolve.models.fusing import fuse_pools
 from convolve.models.network import Network
+from convolve.models.timing import BlockTime, time_blocks
 
 pytestmark = pytest.mark.skipif(conv_pool.load() is None, reason="no native code on this machine")
 
@@ -232,3 +233,11 @@ def test_a_frozen_convolution_gets_no_gradient_and_hands_none_on():
     plain.freeze(["conv1"])
     assert "conv1.weight" not in found
     assert_close(found, learn(plain, images()))
+
+
+def test_the_time_of_a_group_counts_to_its_first_block():
+    network = make()
+    fuse_pools(network)
+    times = dict(zip(network.blocks, time_blocks(network, samples=4, seconds=0.01).blocks, strict=True))
+    assert times["conv1"].forward > 0 and times["conv2"].backward > 0
+    assert all(times[name] == BlockTime(0.0, 0.0) for name in ("pool1", "act1", "pool2", "act2"))

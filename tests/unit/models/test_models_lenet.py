@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.models import registry
-from convolve.models.batch_norm import settle_batch_norms
 from convolve.models.chance import KeyedDropout
 from convolve.models.network import Network
+from norm_steps import settle
 
 PARAMETERS = {"lenet5": 61_706, "lenet-bn": 33_620, "cnn-wide": 1_643_370, "lenet-sigmoid": 107_786}
 
@@ -80,7 +80,7 @@ def test_values_and_gradients_equal_a_plain_sequential(name: str) -> None:
         torch.autograd.backward(nn.functional.cross_entropy(logits, labels))
     for mine, other in zip(network.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
-    settle_batch_norms(network, lambda sums: sums, clean=True)
+    settle(network)
     for ours, theirs in zip(network.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from convolve.models.batch_norm import BatchNorm2d, settle_batch_norms
+from convolve.models.batch_norm import BatchNorm2d
+from norm_steps import settle
 
 CHANNELS = 6
 
@@ -80,7 +81,7 @@ def test_a_span_counts_its_batch_once():
     total = sum(norm.take_sums() for norm in norms)
     alone = BatchNorm2d(CHANNELS)
     alone(whole)
-    settle_batch_norms(alone, lambda values: values, clean=True)
+    settle(alone)
     norms[0].settle(total)
     torch.testing.assert_close(norms[0].running_mean, alone.running_mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(norms[0].running_var, alone.running_var, rtol=1e-6, atol=1e-7)

@@ -15,6 +15,7 @@ from convolve.numerics.diagnostics import OverflowDump, StepDump, Survey, Trap, 
 from convolve.numerics.emulation import Blind
 from convolve.numerics.formats import FP16
 from convolve.numerics.policy import build_policy
+from norm_steps import settle
 
 CPU = torch.device("cpu")
 
@@ -141,7 +142,7 @@ def test_a_layer_that_stays_in_fp32_computes_in_fp32_between_two_casts():
 
 def test_the_bookkeeping_of_a_norm_is_not_rounded():
     """The sums over micro batches go beyond the range of fp16, and the running statistics must not notice."""
-    from convolve.models.batch_norm import BatchNorm2d, settle_batch_norms
+    from convolve.models.batch_norm import BatchNorm2d
 
     found = []
     for precision in ("32.32", "16.32"):
@@ -152,7 +153,7 @@ def test_the_bookkeeping_of_a_norm_is_not_rounded():
         x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
         with arithmetic.window(0, 0), arithmetic.micro_batch(0):
             network(x).sum().backward()
-        settle_batch_norms(network, lambda sums: sums, clean=True)
+        settle(network)
         found.append(torch.cat([norm.running_mean, norm.running_var]))
     assert torch.allclose(found[0], found[1], rtol=1e-3)
     assert not on_grid(found[1])

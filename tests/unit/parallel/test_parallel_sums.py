@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from convolve.errors import ParallelError
 from convolve.parallel.buckets import GradientSum, fill_buckets
 from convolve.parallel.shared_memory import SharedSum
+
+NOTHING = torch.empty(0)
 
 
 def layer():
@@ -41,7 +44,7 @@ def test_a_gradient_becomes_the_sum_and_keeps_its_layout():
     model = layer()
     leave_gradients(model)
     alone = [parameter.grad.clone() for parameter in model.parameters()]
-    GradientSum(fill_buckets(list(model.parameters()), 64), double)(model)
+    GradientSum(fill_buckets(list(model.parameters()), size=64), double)(model, NOTHING)
     for parameter, one in zip(model.parameters(), alone, strict=True):
         assert parameter.grad.equal(2 * one) and parameter.grad.stride() == parameter.stride()
 
@@ -56,7 +59,7 @@ def test_a_parameter_without_gradient_adds_zero_and_gets_the_sum_of_the_others()
         return lambda: None
 
     before = model[2].weight.grad.clone()
-    GradientSum(fill_buckets(list(model.parameters())), add_one)(model)
+    GradientSum(fill_buckets(list(model.parameters())), add_one)(model, NOTHING)
     assert model[0].weight.grad.eq(1).all() and model[2].weight.grad.equal(before + 1)
 
 
@@ -67,7 +70,7 @@ def test_sums_of_one_step_leave_no_trace_in_the_next():
     for _ in range(2):
         synchronise.arm()
         leave_gradients(model)
-        synchronise(model)
+        synchronise(model, NOTHING)
         found.append([parameter.grad.clone() for parameter in model.parameters()])
         model.zero_grad(set_to_none=True)
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
@@ -79,8 +82,22 @@ def test_a_wish_to_stop_travels_with_the_gradients():
     for wanted in (False, True):
         leave_gradients(model)
         synchronise.ask_to_stop(wanted)
-        synchronise(model)
+        synchronise(model, NOTHING)
         assert synchronise.stop_agreed is wanted
+
+
+@pytest.mark.parametrize("size", [64, 10 << 20])
+def test_other_sums_go_with_the_last_bucket_and_leave_gradients_alone(size):
+    model = layer()
+    synchronise = GradientSum(fill_buckets(list(model.parameters()), extra=3, size=size), double)
+    for missing in (False, True):
+        leave_gradients(model)
+        if missing:
+            model[0].bias.grad = None
+        expected = 2 * model[0].weight.grad
+        assert synchronise(model, torch.tensor([1.0, 2.0, 3.0])).tolist() == [2.0, 4.0, 6.0]
+        assert model[0].weight.grad.equal(expected) and not synchronise.stop_agreed
+        model.zero_grad(set_to_none=True)
 
 
 def test_all_processes_get_the_same_sum_in_the_order_of_ranks(tmp_path):
@@ -104,6 +121,29 @@ def test_all_processes_get_the_same_sum_in_the_order_of_ranks(tmp_path):
         thread.join()
     expected = parts[:, 0] + parts[:, 1] + parts[:, 2]
     assert all(found[rank].equal(expected) for rank in range(world))
+
+
+def test_many_buckets_under_way_do_not_overwrite_each_other(tmp_path):
+    """Finished only at the end, as gradients are; one process is much slower than the other."""
+    SharedSum.create(tmp_path / "sum", 2, 4)
+    sums = [SharedSum(tmp_path / "sum", rank, 2, 4) for rank in range(2)]
+    flats = [[torch.full((4,), 10.0**number * (rank + 1)) for number in range(6)] for rank in range(2)]
+
+    def run(rank):
+        finishes = []
+        for flat in flats[rank]:
+            time.sleep(0.01 * rank)
+            finishes.append(sums[rank](flat))
+        for finish in finishes:
+            finish()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        assert [flat[0].item() for flat in flats[rank]] == [3 * 10.0**number for number in range(6)]
 
 
 def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):

@@ -18,13 +18,14 @@ from convolve.config.schema import ModelConfig
 from convolve.data.transform import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.models import registry
-from convolve.models.batch_norm import BatchNorm2d, settle_batch_norms
+from convolve.models.batch_norm import BatchNorm2d
 from convolve.models.folding import count_batch_norms, fold_batch_norms
 from convolve.serving.card import Card
 from convolve.serving.classifier import Classifier
 from convolve.serving.exported import FORMATS, open_export, read_weights, write_export
 from convolve.serving.proof import compare, require_equal, sample_pixels
 from digit_runs import digits_config
+from norm_steps import settle
 
 # Further networks join by name when the registry has them.
 PHOTO_MODELS = [name for name in ("resnet18", "efficientnet-b0") if name in registry.names()]
@@ -51,7 +52,7 @@ def learn_a_little(network):
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(network(images), labels).backward()
         optimiser.step()
-        settle_batch_norms(network, lambda sums: sums, clean=True)
+        settle(network)
 
 
 def network_and_card(name):

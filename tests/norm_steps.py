@@ -1,0 +1,9 @@
+"""The end of a step, for the batch norms of a process that is alone."""
+
+from convolve.models.batch_norm import NormStatistics
+
+
+def settle(network):
+    """Move the running statistics by what was seen since the last step."""
+    statistics = NormStatistics(network)
+    statistics.settle(statistics.flat)

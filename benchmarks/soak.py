@@ -14,7 +14,7 @@ out, since caches fill then. Of the rest:
 
     slope     the median of all slopes between two readings (Theil and Sen), which an outlier cannot tilt
     growth    slope x time: less than `--most-growth` of the memory, 2 % by default
-    files     no more in the last quarter than in the first
+    files     no more at their lowest in the last quarter than in the first
 
 Prints one table, then what does not hold; exits 1 if anything does not, or if a process ended or failed on the way.
 """
@@ -88,9 +88,9 @@ class Readings:
         return self.slope * (self.seconds[-1] - self.seconds[0]) / 3600 / float(np.median(self.megabytes))
 
     def quarters(self, values: list[int]) -> tuple[int, int]:
-        """The most in the first and in the last quarter."""
+        """The fewest in the first and in the last quarter: what is open for a moment does not count, a leak does."""
         size = max(1, len(values) // 4)
-        return max(values[:size]), max(values[-size:])
+        return min(values[:size]), min(values[-size:])
 
 
 class Worker:

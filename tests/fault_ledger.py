@@ -22,7 +22,7 @@ PROMISED = {
     "checkpoint file cut at a 64th": (320, LINE),
     "checkpoint byte flipped": (256, LINE),
     "safetensors header fuzzed": (4000, EITHER),
-    "clock jump during a run": (80, BITS),
+    "clock jump during a run": (40, BITS),
     "two runs in one folder": (20, LINE),
     "data deleted during a run": (5, EITHER),
     "input cut at a 64th": (640, EITHER),

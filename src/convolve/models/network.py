@@ -77,10 +77,9 @@ class Network(nn.Module):
 
     def merge(self, names: Sequence[str], operation: Operation) -> None:
         """From now on apply neighbouring blocks that belong together at once, where nobody watches between them."""
-        groups = list(self._groups.items())
-        place = [group for group, _ in groups].index((names[0],))
-        groups[place : place + len(names)] = [(tuple(names), operation)]
-        self._groups = dict(groups)
+        first, *others = names
+        apart = [(group, old) for group, old in self._groups.items() if group[0] not in others]
+        self._groups = dict((tuple(names), operation) if group[0] == first else (group, old) for group, old in apart)
 
     def has_block(self, pattern: str) -> bool:
         """Whether a pattern such as layer*/1 fits the name of a block."""

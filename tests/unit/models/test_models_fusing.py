@@ -241,3 +241,15 @@ def test_the_time_of_a_group_counts_to_its_first_block():
     times = dict(zip(network.blocks, time_blocks(network, samples=4, seconds=0.01).blocks, strict=True))
     assert times["conv1"].forward > 0 and times["conv2"].backward > 0
     assert all(times[name] == BlockTime(0.0, 0.0) for name in ("pool1", "act1", "pool2", "act2"))
+
+
+def test_to_fuse_again_changes_nothing():
+    network = make()
+    assert fuse_pools(network) == BOTH
+    before = list(network.passes())
+    assert fuse_pools(network) == BOTH
+    assert (
+        list(network.passes())
+        == before
+        == [("conv1", "pool1", "act1"), ("bn1",), tuple(BOTH[3:]), ("flatten",), ("fc1",)]
+    )

@@ -1,5 +1,6 @@
 """A training from its config to its report: `train` begins one, `restore` goes on with one."""
 
+import gc
 import platform
 import signal
 import time
@@ -319,6 +320,8 @@ class Training:
                 draw_curves(self.folder)
             if self.config.log.report and stopped_by is None:
                 write_training_report(self.folder, self.trained, self.material, evaluated=test is not None)
+            # Drawings refer to themselves: without this, a process that trains again and again holds many of them.
+            gc.collect()
         return report
 
     def _build_whole(self) -> Network:

@@ -32,8 +32,10 @@ check: $(READY_DEV)
 	$(BIN)/lint-imports
 
 # Two workers with one thread each: tests start processes of their own, and barriers of busy threads cost more than they gain.
+# Each has half of the files, so that what the tests of a file share is made once, and takes over from the other at the end.
+# Dozens of interpreters are started: what the first one compiles is kept, whatever the environment says.
 test: $(READY_DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not network"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not network"
 
 # Every fault as often as promised, a quarter of an hour; a kind that was tried less often fails it. One table at the end.
 faults: $(READY_DEV)

@@ -1,4 +1,7 @@
-"""What tests share: a private cache, small runs on the shipped digits, the `convolve` command as a child process."""
+"""What tests share: a private cache, small runs on the shipped digits, the `convolve` command as a child process.
+
+The process that only hands out tests loads this file too, so nothing here imports torch before a test asks for it.
+"""
 
 import json
 import os
@@ -7,22 +10,30 @@ import sys
 
 import pytest
 
-from convolve.app import train
-from convolve.app.console import SilentConsole
+import forked_commands
 from digit_runs import digits_config
 
 
-@pytest.fixture(autouse=True)
-def private_surroundings(tmp_path_factory, monkeypatch):
-    """No test sees the user's cache, data folders or runs."""
-    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    for name in ("DATA_DIR", "DATASETS_DIR"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.fixture(scope="session", autouse=True)
+def private_surroundings(tmp_path_factory):
+    """Neither a test nor a fixture sees the user's cache, data folders or runs.
+
+    The cache is one for all workers, so that native code is compiled and the CPU tried out once.
+    """
+    own = tmp_path_factory.getbasetemp()
+    cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONVOLVE_CACHE", str(cache))
+        for name in ("DATA_DIR", "DATASETS_DIR"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture
 def train_digits(tmp_path):
     """Train on the digits in this process and return the report."""
+    from convolve.app import train
+    from convolve.app.console import SilentConsole
 
     def run(name="run", **given):
         return train.run(digits_config(tmp_path / name, **given), SilentConsole())
@@ -30,16 +41,30 @@ def train_digits(tmp_path):
     return run
 
 
+def add_json(done, arguments):
+    """A finished command with the JSON of its last line as `.json`."""
+    last = (done.stdout or "").strip().splitlines()[-1:]
+    done.json = json.loads(last[0]) if "--json" in arguments and last and done.returncode in (0, 1) else None
+    return done
+
+
 @pytest.fixture
 def command(tmp_path):
-    """Run the `convolve` command; returns the finished process, with the JSON of its last line as `.json`."""
+    """Run the `convolve` command in a new interpreter; returns the finished process, with its JSON as `.json`."""
 
-    def run(*arguments, **options):
+    def run(*arguments, env=None):
         words = [sys.executable, "-m", "convolve", *map(str, arguments)]
-        options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 240, "check": False, **options}
-        done = subprocess.run(words, env={**os.environ, **options.pop("env", {})}, **options)
-        last = (done.stdout or "").strip().splitlines()[-1:]
-        done.json = json.loads(last[0]) if "--json" in arguments and last and done.returncode in (0, 1) else None
-        return done
+        options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 240, "check": False}
+        return add_json(subprocess.run(words, env={**os.environ, **(env or {})}, **options), arguments)
+
+    return run
+
+
+@pytest.fixture
+def quick_command(tmp_path):
+    """Run the `convolve` command in a process that has imported everything; returns what `command` does."""
+
+    def run(*arguments, env=None):
+        return add_json(forked_commands.run(arguments, tmp_path, {**os.environ, **(env or {})}), arguments)
 
     return run

@@ -1,20 +1,17 @@
 """Trainings of several processes, forked from one that has imported everything, so that each starts at once."""
 
-import multiprocessing
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import traceback
 
 from convolve.app import restore, train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import dump
+from forked_commands import FORKS, Running
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["convolve.app.train", "convolve.app.restore"])
 PATIENCE = 120
 
 
@@ -46,16 +43,15 @@ def interrupt_command(config, how):
     folder = config.run.run_dir
     file = folder.with_name("interrupted.yml")
     file.write_text("interrupted:\n" + "".join(f"  {line}\n" for line in dump(config).splitlines()[1:]))
-    words = [sys.executable, "-m", "convolve", "train", "--config-path", str(file), "--config", "interrupted"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
-    for line in process.stdout:
-        if "epoch 1.5" in line:
-            break
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-    began = time.monotonic()
-    os.kill(process.pid if how is signal.SIGTERM else int(children.stdout.split()[-1]), how)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode != 0, output
+    command = Running("train", "--config-path", file, "--config", "interrupted")
+    with command.stdout:
+        for line in command.stdout:
+            if "epoch 1.5" in line:
+                break
+        children = subprocess.run(["pgrep", "-P", str(command.pid)], capture_output=True, text=True, check=True)
+        began = time.monotonic()
+        os.kill(command.pid if how is signal.SIGTERM else int(children.stdout.split()[-1]), how)
+        assert command.wait(60) != 0, command.stdout.read()
     return time.monotonic() - began
 
 

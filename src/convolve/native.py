@@ -1,14 +1,16 @@
 """Small C files, compiled on first use with the system's compiler and kept in the cache.
 
-They speak plain C through pointers: no torch header, no extension module. Whatever is done in C has another form, which
-does the work where there is no compiler, where it fails, or where `CONVOLVE_KERNEL=torch` asks for that; with the same
-bits, but for the layers in `kernels`.
+They speak plain C through pointers: no torch header, no extension module. What files of a package share is in headers
+beside them, which the compiler and the cache see in place of the lines that include them. Whatever is done in C has
+another form, which does the work where there is no compiler, where it fails, or where `CONVOLVE_KERNEL=torch` asks for
+that; with the same bits, but for the layers in `kernels`.
 """
 
 import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -29,6 +31,8 @@ COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
 TIME_LIMIT = 120
 
+_INCLUDE = re.compile(rb'^#include "([^"\n]+)".*$', re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Library:
@@ -37,10 +41,10 @@ class Library:
     path: Path
     loaded: ctypes.CDLL
 
-    def function(self, name: str, arguments: Sequence[Any]) -> Callable[..., int]:
-        """One of its functions that return an int. The interpreter is free for other threads during a call."""
+    def function(self, name: str, arguments: Sequence[Any], result: Any = ctypes.c_int) -> Callable[..., int]:
+        """One of its functions that return a whole number. The interpreter is free for other threads during a call."""
         found = getattr(self.loaded, name)
-        found.argtypes, found.restype = arguments, ctypes.c_int
+        found.argtypes, found.restype = arguments, result
         return found  # type: ignore[no-any-return]
 
 
@@ -52,10 +56,9 @@ def load(package: str, file: str, options: tuple[str, ...] = ()) -> Library | st
     if sys.platform == "win32":
         return "no native code on Windows"
     source = resources.files(package).joinpath(file).read_bytes()
-    facts = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS, *options])
-    key = hashlib.sha256(source + facts.encode()).hexdigest()[:16]
-    path = device.cache_folder() / "native" / f"{Path(file).stem}-{key}.so"
     try:
+        source = _put_headers_in_place(source, file, package, set())
+        path = device.cache_folder() / "native" / f"{Path(file).stem}-{_key_of(source, options)}.so"
         _make_private(path.parent)
         if not path.exists():
             _compile(source, options, path)
@@ -82,6 +85,33 @@ def torch_threads() -> int | None:
 
 class _NotMadeError(Exception):
     """Why there is no library."""
+
+
+def _key_of(source: bytes, options: tuple[str, ...]) -> str:
+    """What a library depends on, as a name: its whole source, the CPU and the compiler's options."""
+    facts = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS, *options])
+    return hashlib.sha256(source + facts.encode()).hexdigest()[:16]
+
+
+def _put_headers_in_place(source: bytes, file: str, package: str, seen: set[str]) -> bytes:
+    """A source with the headers of its package where it includes them, each once.
+
+    The compiler is told where every line comes from, so that it names a file and a line that exist.
+    """
+
+    def replace(include: re.Match[bytes]) -> bytes:
+        name = include[1].decode()
+        if name in seen:
+            return b""
+        seen.add(name)
+        header = resources.files(package).joinpath(name)
+        if not header.is_file():
+            raise _NotMadeError(f"{file} includes {name}, which {package} does not have")
+        text = _put_headers_in_place(header.read_bytes(), name, package, seen)
+        next_line = source.count(b"\n", 0, include.start()) + 2
+        return f'#line 1 "{name}"\n'.encode() + text + f'\n#line {next_line} "{file}"'.encode()
+
+    return _INCLUDE.sub(replace, source)
 
 
 def _make_private(folder: Path) -> None:

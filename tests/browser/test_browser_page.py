@@ -1,11 +1,8 @@
 """The page in a real browser: what a person does, and that nothing goes wrong behind it."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from urllib.parse import urlparse
 
@@ -17,6 +14,7 @@ from convolve.app import train
 from convolve.app.console import SilentConsole
 from convolve.config.loading import resolve
 from convolve.data.builtin import load_digits
+from forked_commands import Running
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -69,14 +67,12 @@ def photo(random, place):
 @pytest.fixture(scope="module")
 def address(runs):
     models = [f"{name}={runs / name}" for name in ("digits", "colours")]
-    words = [sys.executable, "-u", "-m", "convolve", "serve", *models, "--port", "0", "--threads", "1"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
-        found = next((found for line in process.stdout if (found := re.search(r"http://\S+", line))), None)
+    server = Running("serve", *models, "--port", "0", "--threads", "1")
+    with server.stdout:
+        found = next((found for line in server.stdout if (found := re.search(r"http://\S+", line))), None)
         assert found, "the server did not start"
         yield found[0].rstrip("/")
-        process.terminate()
-        process.stdout.read()
-        assert process.wait(60) == 0
+        assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")

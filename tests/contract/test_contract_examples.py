@@ -12,6 +12,7 @@ from PIL import Image
 
 from convolve.data.builtin import load_digits
 from documents import ROOT
+from forked_commands import Doorman
 from reduction import ONE_PROCESS, PLAIN, as_flags
 
 EXAMPLES = ROOT / "examples"
@@ -33,12 +34,20 @@ MNIST, LENET = "MNIST_ID2481_for_TensorFlow2.X", "LeNet_ID0127_for_TensorFlow"
 KEYS = {"Network", "RankSize", "BatchSize", "DeviceType", "CaseName", "ActualFPS", "TrainingTime", "ActualLoss"}
 
 
-@pytest.fixture
-def script(tmp_path):
-    """Run a script in an empty folder, with this interpreter's `convolve` on the path."""
+@pytest.fixture(scope="module")
+def doorman():
+    running = Doorman()
+    yield running
+    running.close()
 
-    def run(name, *arguments, **variables):
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+@pytest.fixture
+def script(doorman, tmp_path):
+    """Run a script in an empty folder, with a `convolve` on the path that starts at once, or the installed one."""
+
+    def run(name, *arguments, installed=False, **variables):
+        first = Path(sys.executable).parent if installed else doorman.folder
+        path = f"{first}{os.pathsep}{os.environ['PATH']}"
         surroundings = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
         words = ["sh", str(EXAMPLES / name), *arguments]
         options = {"cwd": tmp_path, "env": surroundings, "capture_output": True, "text": True, "timeout": 120}
@@ -97,7 +106,7 @@ def test_a_failed_training_fails_the_script_and_leaves_no_report(name, script, t
     stale = tmp_path / "output" / "0" / "old_bs64_1p_acc.log"
     stale.parent.mkdir(parents=True)
     stale.write_text("Network = old\n")
-    done = script(f"ascend/{name}", *FEW, "--learning-rate", "-1")
+    done = script(f"ascend/{name}", *FEW, "--learning-rate", "-1", installed=True)
     assert done.returncode == 2 and "learning-rate=-1" in done.stderr and "no report" in done.stderr
     assert [path.name for path in (tmp_path / "output" / "0").iterdir()] == ["train_0.log"]
 
@@ -105,7 +114,7 @@ def test_a_failed_training_fails_the_script_and_leaves_no_report(name, script, t
 def test_a_script_without_data_path_and_one_with_a_vendors_option_say_why_they_fail(script):
     missing, foreign = (
         script("ascend/tf1/train_full_1p.sh"),
-        script("ascend/tf1/train_full_1p.sh", *FEW, "--autotune=1"),
+        script("ascend/tf1/train_full_1p.sh", *FEW, "--autotune=1", installed=True),
     )
     assert missing.returncode == 1 and 'para "data_path" must be configured' in missing.stderr
     assert foreign.returncode == 2 and "--autotune is not offered: the vendor's kernel tuning" in foreign.stderr

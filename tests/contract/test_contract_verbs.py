@@ -226,18 +226,24 @@ def test_a_run_that_diverges_stops_with_a_line(capsys, tmp_path):
     assert re.match(r"loss=(nan|inf) at step \d+: training has diverged; lower --learning-rate", text)
 
 
-def test_help_and_configs_answer_in_a_blink(command):
-    """Under half a second each on a quiet machine; the best of three, since others may use the cores."""
-    for arguments in (["--help"], ["configs"], ["train", "--epoch-count", "3"]):
-        best = 9.0
-        for _ in range(3):
-            began = time.perf_counter()
-            command(*arguments)
-            best = min(best, time.perf_counter() - began)
-        assert best < 1.0, f"{arguments}: {best:.2f} s"
+@pytest.mark.parametrize("arguments", [["--help"], ["configs"], ["train", "--epoch-count", "3"]], ids=" ".join)
+def test_help_configs_and_refusals_take_less_than_a_second(command, arguments):
+    """The best of three, since others may use the cores; the first that is quick enough will do."""
+    for _ in range(3):
+        began = time.perf_counter()
+        command(*arguments)
+        if (seconds := time.perf_counter() - began) < 1.0:
+            return
+    pytest.fail(f"{arguments}: {seconds:.2f} s")
 
 
 def test_the_command_line_never_imports_torch_before_it_must(command):
     done = command("configs", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0
     assert "torch" not in {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize("arguments", [["configs", "lenet-digits"], ["trian"]], ids=" ".join)
+def test_a_command_that_tests_fork_says_and_returns_what_a_new_one_does(command, quick_command, arguments):
+    new, forked = command(*arguments), quick_command(*arguments)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)

@@ -7,14 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import forked_commands
 from digit_runs import weights_hash
+from forked_commands import Running
 
 pytestmark = pytest.mark.dist
 
@@ -81,40 +82,39 @@ def hosts():
     pair.remove()
 
 
-@pytest.fixture
-def unbroken(command, tmp_path):
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
     """The weights of one process that sees the same micro batches; proven equal to two replicas elsewhere."""
-    alone = command("train", *TRAIN, "--gradient-accumulation-count", 2, "--run-dir", tmp_path / "alone")
+    folder = tmp_path_factory.mktemp("unbroken")
+    words = ["train", *TRAIN, "--gradient-accumulation-count", 2, "--run-dir", folder / "alone"]
+    alone = forked_commands.run(words, folder, os.environ)
     assert alone.returncode == 0, alone.stderr
-    return weights_hash(tmp_path / "alone")
+    return weights_hash(folder / "alone")
 
 
-class Running:
+class Watched:
     """A job that is under way, with the lines that it has said."""
 
     def __init__(self, words, folder):
         self.lines = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "convolve", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=os.environ,
-        )  # fmt: skip
+        self.command = Running(*words, folder=folder)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
-        for line in self.process.stdout:
+        for line in self.command.stdout:
             self.lines.append(line)
 
     def wait_for(self, text, seconds=90):
         end = time.monotonic() + seconds
         while not any(text in line for line in list(self.lines)):
-            assert time.monotonic() < end and self.process.poll() is None, "".join(self.lines)
+            assert time.monotonic() < end and self.command.process.is_alive(), "".join(self.lines)
             time.sleep(0.02)
 
     def finish(self, seconds=150):
-        code = self.process.wait(timeout=seconds)
+        code = self.command.wait(seconds)
         self.reader.join(timeout=10)
-        self.process.stdout.close()
+        self.command.stdout.close()
         return code, "".join(self.lines)
 
 
@@ -133,7 +133,7 @@ def find_rank(rank, run_dir):
 
 def launch(hosts, tmp_path, *options):
     words = hosts.words("--num-replicas", 2, "--patience", 12, *options, "--", "train", *TRAIN)
-    return Running([*words, "--run-dir", str(tmp_path / "run")], tmp_path)
+    return Watched([*words, "--run-dir", str(tmp_path / "run")], tmp_path)
 
 
 def test_two_hosts_train_and_survive_a_killed_rank_with_the_weights_of_an_unbroken_run(hosts, unbroken, tmp_path):
@@ -181,25 +181,25 @@ def test_a_cut_link_ends_a_job_without_restarts_in_time_with_a_line(hosts, tmp_p
     assert "Traceback" not in output
 
 
-def test_a_host_that_cannot_be_reached_is_named(hosts, command):
+def test_a_host_that_cannot_be_reached_is_named(hosts, quick_command):
     words = hosts.words("--num-replicas", 2)
     words[words.index("--hosts") + 1] = f"{hosts.names[0]},nowhere"
-    done = command(*words, "--", "train", *TRAIN)
+    done = quick_command(*words, "--", "train", *TRAIN)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "host nowhere cannot run convolve there" in done.stderr
 
 
-def test_a_host_that_does_not_answer_is_named_in_time(command):
+def test_a_host_that_does_not_answer_is_named_in_time(quick_command):
     began = time.monotonic()
-    done = command("launch", "--hosts", "asleep", "--remote-shell", "sh -c 'sleep 60' {host}", "--patience", 2,
+    done = quick_command("launch", "--hosts", "asleep", "--remote-shell", "sh -c 'sleep 60' {host}", "--patience", 2,
                    "--num-replicas", 2, "--", "train", *TRAIN)  # fmt: skip
     assert done.returncode == 1 and time.monotonic() - began < 30
     assert done.stderr == "convolve: host asleep does not answer; check its name and the way to it\n"
 
 
-def test_a_host_with_another_version_is_named(command):
+def test_a_host_with_another_version_is_named(quick_command):
     pretended = 'sh -c \'echo {{\\"convolve\\": \\"0.0.7\\", \\"torch\\": \\"1\\"}}\' {host}'
-    done = command("launch", "--hosts", "localhost,other", "--remote-shell", pretended, "--num-replicas", 2,
+    done = quick_command("launch", "--hosts", "localhost,other", "--remote-shell", pretended, "--num-replicas", 2,
                    "--", "train", *TRAIN)  # fmt: skip
     assert done.returncode == 1
     assert "host other has convolve 0.0.7, torch 1, unlike localhost" in done.stderr
@@ -207,20 +207,21 @@ def test_a_host_with_another_version_is_named(command):
 
 def test_a_job_on_one_host_stops_on_a_signal_with_a_checkpoint(tmp_path):
     words = ["launch", "--num-instances", "2", "--num-replicas", "2", "--max-restarts", "2", "--", "train", *TRAIN]
-    job = Running([*words, "--run-dir", str(tmp_path / "run")], tmp_path)
+    job = Watched([*words, "--run-dir", str(tmp_path / "run")], tmp_path)
     job.wait_for("epoch 1.5")
-    job.process.send_signal(signal.SIGTERM)
+    os.kill(job.command.pid, signal.SIGTERM)
     code, output = job.finish()
     assert code == 143, output
     assert "stopped by SIGTERM" in output and "starting again" not in output
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_replicas_of_one_command_restart_by_themselves(unbroken, tmp_path):
+def test_a_killed_replica_ends_its_command_at_once_which_then_goes_on_to_the_same_bits(unbroken, tmp_path):
     given = [*TRAIN, "--replicas", "2", "--max-restarts", "1", "--run-dir", str(tmp_path / "run")]
-    job = Running(["train", *given], tmp_path)
+    job = Watched(["train", *given], tmp_path)
     job.wait_for("epoch 1.5")
     os.kill(find_rank(1, tmp_path / "run"), signal.SIGKILL)
+    job.wait_for("attempt 1 of 2 ended", seconds=30)
     code, output = job.finish()
     assert code == 0, output
     assert weights_hash(tmp_path / "run") == unbroken
@@ -228,15 +229,12 @@ def test_replicas_of_one_command_restart_by_themselves(unbroken, tmp_path):
 
 def test_processes_with_another_config_are_named(tmp_path):
     """Each rank as started by hand; the second one has another seed."""
-    port = str(25000 + os.getpid() % 5000)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "convolve", "train", *TRAIN, "--replicas", "2", "--seed", str(rank)],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert any("configs differ between processes" in text for text in errors)
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(25000 + os.getpid() % 5000)}
+    words = ["train", *TRAIN, "--replicas", 2, "--seed"]
+    ranks = [Running(*words, rank, folder=tmp_path, environment={**meeting, "RANK": str(rank)}) for rank in range(2)]
+    assert [rank.wait(60) for rank in ranks] == [1, 1]
+    told = ""
+    for rank in ranks:
+        with rank.stdout:
+            told += rank.stdout.read()
+    assert "configs differ between processes" in told

@@ -3,19 +3,19 @@
 import signal
 
 import pytest
-from digit_runs import digits_config, weights_hash
-from process_runs import interrupt_command, restore_together, train_together
 from safetensors.torch import load_file
 
 from convolve.app.restore import Changes, read_config
 from convolve.cli.restore import read_changes, read_options
 from convolve.errors import ConfigError
+from digit_runs import digits_config, weights_hash
+from process_runs import interrupt_command, restore_together, train_together
 
 pytestmark = pytest.mark.dist
 
-# 26 steps reach the second epoch, past a window that ends with a short micro batch.
-SHORT = {"epochs": None, "iterations": 26, "batch_size": 16, "gradient_accumulation_count": 4, "report": False}
-SHORT |= {"optimiser": "momentum", "learning_rate": 0.01}
+# 412 images make 7 steps an epoch, so 9 reach the second one, past a window that ends with a short micro batch.
+SHORT = {"epochs": None, "iterations": 9, "batch_size": 16, "gradient_accumulation_count": 4, "report": False}
+SHORT |= {"optimiser": "momentum", "learning_rate": 0.01, "hold_out": 1088}
 SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
 MADE = {}
 
@@ -33,7 +33,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def plain(tmp_path_factory):
-    """The folder of a training in one process, each made once."""
+    """The folder of a training to compare with, in one process unless replicas are asked for; each is made once."""
 
     def start(**given):
         key = tuple(sorted(given.items()))
@@ -70,9 +70,7 @@ def largest_difference(one, other, *parts):
 @pytest.mark.parametrize("stages", [2, 4])
 def test_stages_equal_one_process_bit_for_bit(plain, run, stages, schedule):
     """Batch-norm statistics and optimiser state included, a short micro batch too; every test image is counted once."""
-    folder, report = run(
-        model="lenet-bn", shards=stages, pipeline_splits=SPLITS[stages], pipeline_schedule=schedule
-    )
+    folder, report = run(model="lenet-bn", shards=stages, pipeline_splits=SPLITS[stages], pipeline_schedule=schedule)
     assert same_bits(plain(model="lenet-bn"), folder)
     assert report.test_samples == 297
 
@@ -102,11 +100,10 @@ def test_mixed_targets_reach_the_last_stage(plain, run):
     assert same_bits(plain(**given), folder)
 
 
-def test_two_replicas_of_two_stages_equal_two_replicas(run):
-    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2}
-    replicas, _ = run("replicas", **given)
+def test_two_replicas_of_two_stages_equal_two_replicas(plain, run):
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "momentum"}
     folder, report = run(**given, shards=2, pipeline_splits=["bn1"])
-    assert same_bits(replicas, folder)
+    assert same_bits(plain(**given), folder)
     assert report.test_samples == 297
 
 
@@ -130,26 +127,24 @@ def test_stages_recompute_too(plain, run):
 
 
 @pytest.mark.parametrize("optimiser", ["momentum", "adam", "muon"])
-def test_shared_out_state_equals_plain_state(run, optimiser):
+def test_shared_out_state_equals_plain_state(plain, run, optimiser):
     """Each replica keeps half of the optimiser's state; the checkpoint has it all."""
     given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": optimiser}
-    usual, _ = run("usual", **given)
     folder, _ = run(**given, rts=True)
-    assert same_bits(usual, folder)
+    assert same_bits(plain(**given), folder)
 
 
-def test_a_run_with_shared_out_state_restores_to_the_same_bits(run):
+def test_a_run_with_shared_out_state_restores_to_the_same_bits(plain, run):
     given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "adam"}
-    usual, _ = run("usual", **given)
-    folder, _ = run(**given, rts=True, iterations=10)
-    restore_together(folder, Changes(iterations=26))
-    assert same_bits(usual, folder)
+    folder, _ = run(**given, rts=True, iterations=4)
+    restore_together(folder, Changes(iterations=9))
+    assert same_bits(plain(**given), folder)
 
 
 def test_a_span_of_two_replicas_equals_one_with_the_joined_batch(run):
     """At a small rate: where two values tie in a max-pool, rounding decides, and larger steps make that visible."""
     given = {"model": "lenet-bn", "generated_data": True, "iterations": 20, "gradient_accumulation_count": 2}
-    given |= {"learning_rate": 0.0002}
+    given |= {"learning_rate": 0.0002, "hold_out": 0}
     joined, _ = run("joined", **given, batch_size=32)
     folder, _ = run(**given, replicas=2, bn_span=2)
     assert largest_difference(joined, folder, "model") <= 1e-6
@@ -176,16 +171,16 @@ def test_identical_seeding_changes_the_masks_of_the_second_replica(run):
 
 
 def test_a_checkpoint_of_four_stages_goes_on_in_two_and_in_one(plain, run):
-    moved, _ = run(model="lenet-bn", iterations=9, shards=4)
-    restore_together(moved, Changes(iterations=18, parallel={"shards": 2}))
-    restore_together(moved, Changes(iterations=26, parallel={"shards": 1}))
+    moved, _ = run(model="lenet-bn", iterations=3, shards=4)
+    restore_together(moved, Changes(iterations=6, parallel={"shards": 2}))
+    restore_together(moved, Changes(iterations=9, parallel={"shards": 1}))
     assert same_bits(plain(model="lenet-bn"), moved)
 
 
 def test_a_run_of_one_process_goes_on_in_stages_and_replicas(plain, run):
     """A step keeps its 4 micro batches: 2 replicas take 2 each."""
-    moved, _ = run(model="lenet5", iterations=13)
-    restore_together(moved, Changes(iterations=26, parallel={"shards": 2, "replicas": 2}))
+    moved, _ = run(model="lenet5", iterations=4)
+    restore_together(moved, Changes(iterations=9, parallel={"shards": 2, "replicas": 2}))
     assert largest_difference(plain(model="lenet5"), moved, "model") <= 1e-6
 
 
@@ -194,36 +189,54 @@ def test_replicas_that_cannot_share_a_step_are_refused_at_restore(plain):
         restore_together(plain(model="lenet-bn"), Changes(parallel={"replicas": 3}))
 
 
+@pytest.fixture
+def first_rank(quick_command):
+    """The first of several ranks, which finds a wrong layout before it looks for the others."""
+
+    def run(shards, *words):
+        network = ["--config", "lenet-digits", "--model", "lenet-bn", "--shards", shards]
+        return quick_command("train", *network, *words, env={"RANK": "0", "WORLD_SIZE": str(shards)})
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ("layout", "problem"),
+    ("shards", "split", "problem"),
     [
-        ({"shards": 2, "pipeline_splits": ["conv3"]}, "pipeline-splits=conv3: no stage can begin there"),
-        ({"shards": 3, "pipeline_splits": ["conv2"]}, "names 1 blocks, but shards=3 needs 2"),
+        (2, "conv3", "pipeline-splits=conv3: no stage can begin there"),
+        (3, "conv2", "names 1 blocks, but shards=3 needs 2"),
     ],
 )
-def test_a_wrong_split_lists_the_blocks_with_their_costs(command, layout, problem):
-    words = ["--shards", layout["shards"], "--pipeline-splits", *layout["pipeline_splits"]]
-    done = command("train", "--config", "lenet-digits", "--model", "lenet-bn", *words)
+def test_a_wrong_split_lists_the_blocks_with_their_costs(first_rank, shards, split, problem):
+    done = first_rank(shards, "--pipeline-splits", split)
     assert done.returncode == 2
     assert problem in done.stderr
     assert [line for line in done.stderr.splitlines() if line.split()[:3] == ["conv2", "25,050", "1,600,000"]]
 
 
-def test_a_stage_with_nothing_to_train_is_refused(command):
-    split = ["--shards", 2, "--pipeline-splits", "fc1", "--freeze-until", "fc1"]
-    done = command("train", "--config", "lenet-digits", "--model", "lenet-bn", *split)
+def test_a_stage_with_nothing_to_train_is_refused(first_rank):
+    done = first_rank(2, "--pipeline-splits", "fc1", "--freeze-until", "fc1")
     assert done.returncode == 2
     assert "stage 1 of 2 (conv1 to flatten) has no parameter to train" in done.stderr
 
 
+INTERRUPTED = {"model": "lenet-bn", "epochs": 3, "shards": 2, "pipeline_splits": ["conv2"], "report": False}
+INTERRUPTED |= {"batch_size": 16, "gradient_accumulation_count": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The weights of stages that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train_together(digits_config(folder, **INTERRUPTED))
+    return weights_hash(folder)
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_stages_that_were_stopped_or_killed_restore_to_the_same_bits(tmp_path, how):
-    given = {"model": "lenet-bn", "epochs": 3, "shards": 2, "pipeline_splits": ["conv2"], "report": False}
-    given |= {"batch_size": 16, "gradient_accumulation_count": 2}
-    train_together(digits_config(tmp_path / "whole", **given))
-    assert interrupt_command(digits_config(tmp_path / "broken", **given), how) < 30
+def test_stages_that_were_stopped_or_killed_end_in_time_and_restore_to_the_same_bits(whole, tmp_path, how):
+    assert interrupt_command(digits_config(tmp_path / "broken", **INTERRUPTED), how) < 30
     restore_together(tmp_path / "broken", Changes())
-    assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")
+    assert weights_hash(tmp_path / "broken") == whole
 
 
 def test_what_restore_is_told_of_the_layout_leaves_the_length_alone(plain):

@@ -1,9 +1,9 @@
 """Saves under a libc with faults: a script that is run with `faulty_system.c` loaded, one JSON line for each fault.
 
-    LD_PRELOAD=faulty_system.so python system_faults.py LIBRARY FOLDER ERRNO
+    LD_PRELOAD=faulty_system.so python system_faults.py LIBRARY FOLDER ERRNO...
 
-For every file call that a save makes, one after the other, a store with two checkpoints gets a third one from a child
-process in which this call fails with ERRNO, or, with 0, in which the process dies there.
+For every ERRNO and every file call that a save makes, one after the other, a store with two checkpoints gets a third
+one from a child process in which this call fails with ERRNO, or, with 0, in which the process dies there.
 """
 
 import ctypes
@@ -51,14 +51,20 @@ def strike(library, folder, number, code):
     return {"exit": exit_code, "left": value, "after": reopen(folder)[1], **(json.loads(said) if said else {})}
 
 
-def main():
-    library = ctypes.CDLL(sys.argv[1])
-    folder, code = Path(sys.argv[2]), int(sys.argv[3])
+def strike_each_call(library, folder, code):
+    """One result for each file call of a save."""
     for number in count():
         result = strike(library, folder / str(number), number, code)
         if result.get("calls", number + 1) <= number:
             return
-        sys.stdout.write(json.dumps(result) + "\n")
+        yield {"code": code, **result}
+
+
+def main():
+    library, folder = ctypes.CDLL(sys.argv[1]), Path(sys.argv[2])
+    for code in map(int, sys.argv[3:]):
+        for result in strike_each_call(library, folder / str(code), code):
+            sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

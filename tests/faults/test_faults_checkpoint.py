@@ -1,10 +1,8 @@
 """Whatever happens to a checkpoint or during a save: it is told in one line, and the newest good one loads."""
 
-import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from convolve.checkpoint.manifest import encode_manifest, verify
 from convolve.checkpoint.store import Store, load
 from convolve.errors import CheckpointError
 from fault_ledger import Ledger
+from forked_commands import FORKS
 from snapshots import make, reopen, value_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "averages.safetensors", "state.json", "manifest.json")
@@ -160,16 +159,9 @@ def mark_until_killed(folder: Path, stage: str, name: str) -> None:
     Store(folder, keep=2).mark_best(folder / name)
 
 
-@pytest.fixture(scope="module")
-def fork() -> Iterator[multiprocessing.context.ForkServerContext]:
-    """Children that start from a process which has torch already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "convolve.checkpoint.store"])
-    yield context
-
-
-def run_and_die(context: multiprocessing.context.ForkServerContext, act: object, *arguments: object) -> None:
-    child = context.Process(target=act, args=arguments)  # type: ignore[arg-type]
+def run_and_die(act: object, *arguments: object) -> None:
+    """Act in a process of its own, which starts from one that has torch already."""
+    child = FORKS.Process(target=act, args=arguments)  # type: ignore[arg-type]
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL, "the stage was not reached"
@@ -177,13 +169,13 @@ def run_and_die(context: multiprocessing.context.ForkServerContext, act: object,
 
 @pytest.mark.parametrize("stage", [*BEFORE, *AFTER])
 def test_after_a_kill_at_any_stage_of_a_save_the_newest_good_checkpoint_loads(
-    stage: str, tmp_path: Path, fork: multiprocessing.context.ForkServerContext, counted: Ledger
+    stage: str, tmp_path: Path, counted: Ledger
 ) -> None:
     store = Store(tmp_path, keep=2)
     for step in (1, 2):
         store.save(make(step))
     with counted.one("SIGKILL at a stage of a save"):
-        run_and_die(fork, save_until_killed, tmp_path, stage, 3, 0.0)
+        run_and_die(save_until_killed, tmp_path, stage, 3, 0.0)
         store, value = reopen(tmp_path)
         assert value == (2.0 if stage in BEFORE else 3.0)
         assert len(store.paths()) >= 2
@@ -193,23 +185,23 @@ def test_after_a_kill_at_any_stage_of_a_save_the_newest_good_checkpoint_loads(
 
 @pytest.mark.parametrize("stage", ["temp-synced", "set-aside", "renamed", "parent-synced", "verified"])
 def test_after_a_kill_while_a_step_is_replaced_the_old_or_the_new_one_loads(
-    stage: str, tmp_path: Path, fork: multiprocessing.context.ForkServerContext, counted: Ledger
+    stage: str, tmp_path: Path, counted: Ledger
 ) -> None:
     Store(tmp_path, keep=2).save(make(1))
     Store(tmp_path, keep=2).save(make(2, 20.0))
     with counted.one("SIGKILL at a stage of a save"):
-        run_and_die(fork, save_until_killed, tmp_path, stage, 2, 21.0)
+        run_and_die(save_until_killed, tmp_path, stage, 2, 21.0)
         assert reopen(tmp_path)[1] == (20.0 if stage in ("temp-synced", "set-aside") else 21.0)
 
 
 @pytest.mark.parametrize("stage", BEST)
 def test_after_a_kill_while_the_best_is_marked_the_old_or_the_new_mark_holds(
-    stage: str, tmp_path: Path, fork: multiprocessing.context.ForkServerContext, counted: Ledger
+    stage: str, tmp_path: Path, counted: Ledger
 ) -> None:
     store = Store(tmp_path, keep=2)
     first, second = store.save(make(1)), store.save(make(2))
     store.mark_best(first)
     with counted.one("SIGKILL at a stage of a save"):
-        run_and_die(fork, mark_until_killed, tmp_path, stage, second.name)
+        run_and_die(mark_until_killed, tmp_path, stage, second.name)
         store, _ = reopen(tmp_path)
         assert store.best == (second if stage == "best-renamed" else first)

@@ -1,6 +1,7 @@
 """Disks that refuse: a save that cannot be made is told in one line, and what was there before stays whole."""
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_a_disk_that_takes_no_more_bytes_leaves_the_older_checkpoints_and_no_res
 
 
 FULL_DISK = """
-import sys
+import json, sys
 from pathlib import Path
 import torch
 from convolve.checkpoint.manifest import verify
@@ -59,52 +61,52 @@ from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store
 from convolve.errors import CheckpointError
 
-store = Store(Path(sys.argv[1]) / "checkpoints", keep=2)
-saved = 0
-try:
-    for step in range(1, 9):
-        store.save(Snapshot({"model": {"w": torch.full((60_000,), float(step))}}, {"step": step}))
-        saved = step
-except CheckpointError as error:
-    print(error)
-store.newest(lambda text: sys.exit(f"damaged: {text}"))
-for path in store.paths():
-    verify(path)
-print(saved, len(store.paths()), [entry.name for entry in store.folder.iterdir() if entry.name.startswith(".")])
+for folder in sys.argv[1:]:
+    store = Store(Path(folder) / "checkpoints", keep=2)
+    saved, told = 0, []
+    try:
+        for step in range(1, 9):
+            store.save(Snapshot({"model": {"w": torch.full((60_000,), float(step))}}, {"step": step}))
+            saved = step
+    except CheckpointError as error:
+        told = str(error).splitlines()
+    store.newest(lambda text: sys.exit(f"damaged: {text}"))
+    for path in store.paths():
+        verify(path)
+    rest = [entry.name for entry in store.folder.iterdir() if entry.name.startswith(".")]
+    print(json.dumps({"saved": saved, "kept": len(store.paths()), "rest": rest, "told": told}))
 """
+SAVED = {"400k": 1, "600k": 2, "1200k": 8}
 
 
-@pytest.mark.parametrize(("size", "saved"), [("400k", 1), ("600k", 2), ("1200k", 8)])
-def test_a_full_disk_is_told_with_the_free_space_and_nothing_is_lost(
-    size: str, saved: int, tmp_path: Path, counted: Ledger
-) -> None:
-    """A small disk of its own, in a mount namespace that ends with the child. One checkpoint is 235 KiB."""
-    mount = f"mount -t tmpfs -o size={size} none '{tmp_path}'"
+@pytest.fixture(scope="module")
+def small_disks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What became of eight saves on disks of several sizes, in a mount namespace that ends with the child."""
+    places = {size: tmp_path_factory.mktemp("disk") for size in SAVED}
+    mount = " && ".join(f"mount -t tmpfs -o size={size} none '{place}'" for size, place in places.items())
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode
     ):
         pytest.skip("this user may not mount")
-    command = [
-        "unshare",
-        "-m",
-        "sh",
-        "-c",
-        f'{mount} && exec "$@"',
-        "sh",
-        sys.executable,
-        "-c",
-        FULL_DISK,
-        str(tmp_path),
-    ]
+    inside = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    command = [*inside, sys.executable, "-c", FULL_DISK, *map(str, places.values())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
-    *error, last = done.stdout.splitlines()
+    return dict(zip(places, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize(("size", "saved"), SAVED.items())
+def test_a_full_disk_is_told_with_the_free_space_and_nothing_is_lost(
+    size: str, saved: int, small_disks: dict[str, dict[str, Any]], counted: Ledger
+) -> None:
+    """One checkpoint is 235 KiB."""
+    found = small_disks[size]
     with counted.one("full disk"):
-        assert last == f"{saved} {min(saved, 2)} []"
-        assert len(error) == (saved < 8)
-        assert all(os.strerror(errno.ENOSPC) in line and "MiB free" in line for line in error)
+        assert (found["saved"], found["kept"], found["rest"]) == (saved, min(saved, 2), [])
+        assert len(found["told"]) == (saved < 8)
+        assert all(os.strerror(errno.ENOSPC) in line and "MiB free" in line for line in found["told"])
 
 
 def test_a_read_only_folder_is_told_and_nothing_is_lost(counted: Ledger) -> None:

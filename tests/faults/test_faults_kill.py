@@ -4,13 +4,12 @@ import csv
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from itertools import count
 
 import pytest
 
+import forked_commands
 from convolve.app import train
 from convolve.app.restore import Changes
 from digit_runs import digits_config, weights_hash
@@ -114,27 +113,20 @@ OPTIONS = ["--config", "lenet-digits", "--epochs", "3", "--ckpts-per-epoch", "4"
 OPTIONS += ["--logs-per-epoch", "4", "--threads", "1", "--validation-mode", "none", "--no-curves"]
 
 
-def start(*arguments):
-    words = [sys.executable, "-m", "convolve", *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
-
-
 def run_to_the_end(*arguments):
-    process = start(*arguments)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
+    done = forked_commands.run(arguments, ".", os.environ)
+    assert done.returncode == 0, done.stderr
 
 
-def kill_after(process, seconds):
+def kill_after(command, seconds):
     """Wait for training itself to begin, then a while, then SIGKILL; the exit code."""
-    for line in process.stdout:
-        if "run folder" in line:
-            break
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    return process.returncode
+    with command.stdout:
+        for line in command.stdout:
+            if "run folder" in line:
+                break
+        time.sleep(seconds)
+        command.process.kill()
+        return command.wait()
 
 
 def command_through_kills(folder, most):
@@ -148,7 +140,7 @@ def command_through_kills(folder, most):
         if len(codes) == most:
             run_to_the_end(*words)
             return place, codes
-        code = kill_after(start(*words), random.uniform(0, 1.2))
+        code = kill_after(forked_commands.Running(*words), random.uniform(0, 1.2))
         if code == 0:
             return place, codes
         codes.append(code)

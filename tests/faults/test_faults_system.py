@@ -33,31 +33,37 @@ def faulty_system(tmp_path_factory):
     return library
 
 
-def save_with_faults(library, folder, code):
-    """The results of `system_faults.py`."""
-    words = [sys.executable, HERE / "system_faults.py", library, folder, str(code)]
+KILLED = 0
+
+
+@pytest.fixture(scope="module")
+def faulty_saves(faulty_system, tmp_path_factory):
+    """The results of `system_faults.py` for each kind of fault; one process for all, since torch is imported in it."""
+    codes = (KILLED, errno.EIO, errno.ENOSPC)
+    words = [sys.executable, HERE / "system_faults.py", faulty_system, tmp_path_factory.mktemp("saves"), *codes]
     path = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": path}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
+    environment = {**os.environ, "LD_PRELOAD": str(faulty_system), "PYTHONPATH": path}
+    done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return {code: [result for result in results if result["code"] == code] for code in codes}
 
 
-def test_after_a_kill_at_any_system_call_of_a_save_the_newest_good_checkpoint_loads(faulty_system, tmp_path, counted):
-    for result in counted.each("SIGKILL at a system call of a save", save_with_faults(faulty_system, tmp_path, 0)):
+def test_after_a_kill_at_any_system_call_of_a_save_the_newest_good_checkpoint_loads(faulty_saves, counted):
+    for result in counted.each("SIGKILL at a system call of a save", faulty_saves[KILLED]):
         assert result["exit"] == -signal.SIGKILL
         assert result["left"] in (2.0, 3.0)
         assert result["after"] == 4.0
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["I/O error", "full disk"])
-def test_a_system_call_of_a_save_that_fails_is_one_line_or_harmless(code, faulty_system, tmp_path, counted):
+def test_a_system_call_of_a_save_that_fails_is_one_line_or_harmless(code, faulty_saves, counted):
     kind = "I/O error" if code == errno.EIO else "full disk"
-    results = save_with_faults(faulty_system, tmp_path, code)
-    for result in counted.each(f"{kind} at a system call of a save", results):
+    for result in counted.each(f"{kind} at a system call of a save", faulty_saves[code]):
         assert result["exit"] == 0 and "\n" not in result["told"]
         assert result["left"] == 3.0 if not result["told"] else result["left"] in (2.0, 3.0)
         assert result["after"] == 4.0
+    results = faulty_saves[code]
     assert sum(os.strerror(code) in result["told"] for result in results) > len(results) // 2
 
 
@@ -76,11 +82,11 @@ def find_jumps(folder):
 
 @pytest.mark.parametrize("layout", [[], pytest.param(["--replicas", "2"], marks=pytest.mark.slow)], ids=["1", "2"])
 def test_a_date_that_jumps_by_years_changes_nothing_but_the_dates_in_the_log(
-    layout, faulty_system, tmp_path, command, counted
+    layout, faulty_system, tmp_path, command, quick_command, counted
 ):
     jumping = {"LD_PRELOAD": str(faulty_system), "CLOCK_JUMPS": "1"}
     calm, run = tmp_path / "calm", tmp_path / "run"
-    assert command("train", *TRAINING, *layout, "--epochs", 2, "--run-dir", calm).returncode == 0
+    assert quick_command("train", *TRAINING, *layout, "--epochs", 2, "--run-dir", calm).returncode == 0
     begun = command("train", *TRAINING, *layout, "--epochs", 1, "--run-dir", run, env=jumping)
     assert begun.returncode == 0, begun.stderr
     done = command("restore", run, "--epochs", 2, env=jumping)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 
 import pytest
 
@@ -39,6 +40,52 @@ def test_a_library_is_compiled_once_and_then_found(compiled, monkeypatch):
 
 def test_options_make_a_library_of_their_own(compiled):
     assert native.load(*WHAT, ("-DPLAIN",)).path != compiled.path
+
+
+@pytest.fixture
+def package(compiled, tmp_path, monkeypatch):
+    """The folder of a package with a C file that includes a header, which includes another."""
+    folder = tmp_path / "numbers_in_c"
+    folder.mkdir()
+    files = {
+        "__init__.py": "",
+        "answer.c": '#include "number.h"\n#include "base.h"\nint answer(void) { return NUMBER; }\n',
+        "number.h": '#include "base.h"\n#define NUMBER (BASE + one())\n',
+        "base.h": "#define BASE 41\nstatic int one(void) { return 1; }\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, folder.name, raising=False)
+    return folder
+
+
+def load_answer(package):
+    native.load.cache_clear()
+    return native.load(package.name, "answer.c")
+
+
+def test_a_header_is_compiled_in_once_however_often_it_is_included(package):
+    assert load_answer(package).function("answer", ())() == 42
+
+
+def test_a_header_that_changes_makes_another_library(package):
+    before = load_answer(package)
+    (package / "base.h").write_text("#define BASE 1\nstatic int one(void) { return 1; }\n")
+    after = load_answer(package)
+    assert after.path != before.path and after.function("answer", ())() == 2
+
+
+def test_a_header_that_is_missing_is_named_with_the_file_that_wants_it(package):
+    (package / "base.h").unlink()
+    assert load_answer(package) == "number.h includes base.h, which numbers_in_c does not have"
+
+
+@pytest.mark.parametrize(("file", "line"), [("base.h", 3), ("number.h", 3), ("answer.c", 4)])
+def test_a_mistake_is_reported_at_its_own_file_and_line(package, file, line):
+    with (package / file).open("a") as end:
+        end.write("#error here\n")
+    assert f"{file}:{line}:" in load_answer(package)
 
 
 def test_a_machine_without_a_compiler_says_so(cache, monkeypatch):

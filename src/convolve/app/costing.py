@@ -16,7 +16,6 @@ from convolve.models.anatomy import describe
 from convolve.models.network import Network, Shape, match_blocks
 from convolve.models.timing import BlockTime, time_blocks, time_update
 from convolve.models.trainable import limit_training
-from convolve.numerics.choice import choose
 from convolve.numerics.policy import build_policy
 from convolve.optim.optimisers import build_optimiser, count_moments
 from convolve.parallel.memory import Block, Load, Storage
@@ -133,7 +132,7 @@ def measure_costs(config: Config, network: Network, threads: int) -> Costs:
     samples = config.optim.batch_size
     filled = registry.find(config.model.model).fill(network, config.run.seed)
     filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    use_kernels(config, filled, choose(config.precision, torch.device("cpu")))
+    use_kernels(config, filled)
     optimiser = build_optimiser(filled, config.settled_optim())
     with _threads(threads):
         timing = time_blocks(filled, samples, MEASURING_SECONDS)

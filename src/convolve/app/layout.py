@@ -4,8 +4,6 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass
 
-import torch
-
 from convolve.app.numerics import use_kernels
 from convolve.config import Config
 from convolve.config.schema import AUTO_SPLITS
@@ -16,7 +14,6 @@ from convolve.models.batch_norm import BatchNorm2d
 from convolve.models.naming import to_own_splits
 from convolve.models.network import Network, Shape
 from convolve.models.timing import time_blocks
-from convolve.numerics.choice import choose
 from convolve.parallel.balance import balance
 from convolve.parallel.stages import Pipeline
 from convolve.parallel.team import Team
@@ -89,7 +86,7 @@ def choose_splits(network: Network, config: Config, team: Team) -> list[str]:
     chosen = ""
     if team.first:
         copy = deepcopy(network)
-        use_kernels(config, copy, choose(config.precision, torch.device("cpu")))
+        use_kernels(config, copy)
         times = time_blocks(copy, config.optim.batch_size, MEASURING_SECONDS).blocks
         costs, seams = [time.forward + time.backward for time in times], set(network.seams)
         begins = balance(costs, stages, lambda stage, begin, end: names[begin] in seams)

@@ -60,8 +60,12 @@ def compute_like_training(config: Config, network: Network, where: torch.device)
     use_kernels(config, network, choice)
 
 
-def use_kernels(config: Config, network: Network, choice: Choice) -> list[str]:
-    """Let native code compute layers where the config allows it and nobody looks at each result; returns names."""
+def use_kernels(config: Config, network: Network, choice: Choice | None = None) -> list[str]:
+    """Let native code compute layers where the config allows it and nobody looks at each result; returns names.
+
+    `choice` is what was chosen for the network's device; without one, what would be for a CPU.
+    """
+    choice = choice or choose(config.precision, torch.device("cpu"))
     if config.run.kernels == "torch" or choice.execution != "plain":
         return []
     return use_native_layers(network)

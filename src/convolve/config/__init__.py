@@ -1,15 +1,14 @@
 """What the user can say: the typed schema, named configs, and the checks that join fields. Imports no torch."""
 
+from convolve.config.learning import OptimConfig, ScheduleConfig
 from convolve.config.schema import (
     Config,
     DataConfig,
     LogConfig,
     ModelConfig,
-    OptimConfig,
     ParallelConfig,
     PrecisionConfig,
     RunConfig,
-    ScheduleConfig,
 )
 
 __all__ = [

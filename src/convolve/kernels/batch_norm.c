@@ -16,26 +16,13 @@
  * blocks of a group, then over the groups in their order. Groups follow from the number of rows, so results do not
  * depend on the number of threads.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-#if defined(LANES) /* those of another machine, for a test */
-#elif defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include <math.h>
+
 #define BLOCK_FLOATS 4096 /* of each tensor: a block stays in the first cache while its vectors are walked down */
 #define GROUP_ROWS 64     /* of a group, at least */
 #define GROUPS 16         /* at most */
-
-typedef float vector __attribute__((vector_size(4 * LANES)));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t mask __attribute__((vector_size(4 * LANES)));
-typedef void (*parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
 
 /* Rows, channels; rows of a line; whole lines. */
 typedef struct {
@@ -49,15 +36,9 @@ typedef struct {
     const float *x, *g;
     float *out, *centre, *scale, *shift, *along;
     double *sums;
-    int64_t next;
+    crew crew;
 } job;
 
-#define INLINE static inline __attribute__((always_inline))
-#define LOAD(p) ((vector) * (const loose *)(p))
-#define STORE(p, v) (*(loose *)(p) = (v))
-
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t width_of(const shape *s) { return s->per_line * s->c; }
 INLINE int64_t groups_of(const shape *s) { return least(GROUPS, over(s->rows, GROUP_ROWS)); }
 INLINE vector keep(mask m, vector a) { return (vector)((mask)a & m); }
@@ -68,12 +49,9 @@ static shape shape_of(int64_t rows, int64_t c) {
     return (shape){rows, c, per_line, rows / per_line};
 }
 
-static void share(job *work, void (*run)(void *), int threads, parallel_fn parallel) {
-    work->next = 0;
-    if (parallel && threads > 1 && work->s.rows * work->s.c > 4 * BLOCK_FLOATS)
-        parallel(run, work, (unsigned)threads, 0);
-    else
-        run(work);
+/* Torch's threads, where there is work for more than one. */
+static crew crew_of(const shape *s, int threads, parallel_fn parallel) {
+    return (crew){s->rows * s->c > 4 * BLOCK_FLOATS ? threads : 1, parallel};
 }
 
 /* The values of all channels, as often as a line has rows. */
@@ -129,7 +107,7 @@ static void run_sums(void *given) {
     job *work = given;
     const shape *s = &work->s;
     int64_t groups = groups_of(s);
-    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < groups;) {
+    for (int64_t i; (i = take(&work->crew.next)) < groups;) {
         int64_t first = s->lines * i / groups, end = s->lines * (i + 1) / groups;
         double *sums = work->sums + 2 * i * width_of(s);
         memset(sums, 0, 16 * width_of(s));
@@ -198,7 +176,7 @@ static void write_rest(const job *work) {
 static void run_results(void *given) {
     job *work = given;
     int64_t lines = work->s.lines, block = 2 * BLOCK_FLOATS / width_of(&work->s) + 1, blocks = over(lines, block);
-    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) <= blocks;)
+    for (int64_t i; (i = take(&work->crew.next)) <= blocks;)
         if (i < blocks)
             write_lines(work, i * block, least((i + 1) * block, lines));
         else if (lines * work->s.per_line < work->s.rows)
@@ -206,9 +184,9 @@ static void run_results(void *given) {
 }
 
 /* Room for the sums and five lines, in bytes. */
-int convolve_batch_norm_scratch(int64_t rows, int64_t c) {
+int64_t convolve_batch_norm_scratch(int64_t rows, int64_t c) {
     shape s = shape_of(rows, c);
-    return (int)((16 * groups_of(&s) + 4 * 5) * width_of(&s));
+    return (16 * groups_of(&s) + 4 * 5) * width_of(&s);
 }
 
 static void settle_in(job *work, char *scratch) {
@@ -234,9 +212,10 @@ int convolve_batch_norm_forward(int64_t rows, int64_t c, int relu, double epsilo
                                 const float *b, float *y, float *found, char *scratch, int threads,
                                 parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .relu = relu, .x = x, .out = y};
+    work.crew = crew_of(&work.s, threads, parallel);
     settle_in(&work, scratch);
     spread(&work.s, x, work.centre);
-    share(&work, run_sums, threads, parallel);
+    share(&work.crew, run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {
         double off = work.sums[i] / rows, variance = work.sums[width_of(&work.s) + i] / rows - off * off;
@@ -245,7 +224,7 @@ int convolve_batch_norm_forward(int64_t rows, int64_t c, int relu, double epsilo
         found[2 * c + i] = (float)(1 / sqrt(variance + epsilon));
     }
     place_constants(&work, found, found + 2 * c, w, b);
-    share(&work, run_results, threads, parallel);
+    share(&work.crew, run_results, &work);
     return 0;
 }
 
@@ -255,9 +234,10 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int relu, const float 
     job work = {.s = shape_of(rows, c), .relu = relu, .x = x, .g = g, .out = dx};
     const float *r = found + 2 * c;
     float along[c], plain[c];
+    work.crew = crew_of(&work.s, threads, parallel);
     settle_in(&work, scratch);
     place_constants(&work, found, r, w, b);
-    share(&work, run_sums, threads, parallel);
+    share(&work.crew, run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {
         double sum = work.sums[i], dot = work.sums[width_of(&work.s) + i] * r[i];
@@ -268,6 +248,6 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int relu, const float 
     }
     spread(&work.s, along, work.along);
     spread(&work.s, plain, work.along + width_of(&work.s));
-    share(&work, run_results, threads, parallel);
+    share(&work.crew, run_results, &work);
     return 0;
 }

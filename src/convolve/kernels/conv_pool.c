@@ -18,176 +18,21 @@
  * Results never depend on the number of threads: an image is computed by one of them, and weight gradients are added up
  * over groups of images that follow from the size of the batch, then group by group.
  */
-#include <stdint.h>
-#include <string.h>
+#include "conv_pool.h"
 
-#if defined(LANES) /* those of another machine, for a test */
-#elif defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#define BLOCK (LANES == 16 ? 6 : 3) /* vectors of channels whose sums fit the registers */
-#define SUMS 13               /* vectors that one walk along a list adds to */
-#define COLUMN 7              /* kernel rows that one walk can take, where a row is one vector */
-#define WEIGHT_BYTES 12288    /* kernel rows that are used together: these and some pixels fit the first cache */
-#define IMAGE_BYTES 24576     /* images whose lists are used together */
-#define LEAST 8               /* images of a group, at least */
-#define GROUPS 32             /* groups, at most */
-#define CLOSED 4
-#define LINE 64
+#define SUMS 13            /* vectors that one walk along a list adds to */
+#define COLUMN 7           /* kernel rows that one walk can take, where a row is one vector */
+#define WEIGHT_BYTES 12288 /* kernel rows that are used together: these and some pixels fit the first cache */
 
-typedef float vector __attribute__((vector_size(4 * LANES)));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t mask __attribute__((vector_size(4 * LANES)));
 typedef int8_t bytes __attribute__((vector_size(LANES)));
 
-typedef void (*parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
-typedef vector window[4][BLOCK];
-
-/* Images, their size and channels; output channels; the kernel; zeros above and on the left; windows of the pool. */
-typedef struct {
-    int64_t n, h, w, ci, co, kh, kw, top, left, ph, pw;
-} shape;
-
-typedef struct {
-    int32_t at;
-    float g;
-} item;
-
-typedef struct {
-    const shape *s;
-    const float *x, *w, *bias, *g;
-    float *y, *dx, *dw, *db, *packed, *sums;
-    int8_t *where;
-    char *benches;
-    int64_t next, seats;
-} job;
-
-/* What a thread works with: images among zeros, sums of windows, and the lists by channel and by pixel. */
-typedef struct {
-    float *images;
-    window *windows;
-    item *by_channel, *by_pixel;
-    int32_t *counts, *pixels, *ends;
-} bench;
-
-#define INLINE static inline __attribute__((always_inline))
-#define LOAD(p) ((vector) * (const loose *)(p))
-#define STORE(p, v) (*(loose *)(p) = (v))
 #if defined(__AVX512F__) || defined(__x86_64__) && LANES < 16
 #define HOLD(v) __asm__("" : "+v"(v)) /* stay in a register: gcc would load it again for each use */
 #else
 #define HOLD(v)
 #endif
 
-INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE vector choose(mask m, vector a, vector b) { return (vector)(((mask)a & m) | ((mask)b & ~m)); }
-
-INLINE int64_t row_of(const shape *s) { return (s->w + 2 * s->left) * s->ci; }
-INLINE int64_t size_of(const shape *s) { return (s->h + 2 * s->top) * row_of(s); }
-INLINE int64_t windows_of(const shape *s) { return s->ph * s->pw; }
-INLINE int64_t lanes_of(const shape *s) { return over(s->co, LANES) * LANES; }
-INLINE int64_t line_of(const shape *s) { return over(s->kw * s->ci, LANES) * LANES; } /* a kernel row, padded */
-INLINE int64_t kernel_of(const shape *s) { return s->kh * s->kw * s->ci; }
-INLINE int64_t group_of(const shape *s) { return most(LEAST, over(s->n, GROUPS)); }
-INLINE int64_t some_of(const shape *s) { return most(1, least(group_of(s), IMAGE_BYTES / (4 * size_of(s)))); }
-
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
-
-INLINE void *take(char **rest, int64_t bytes) {
-    char *p = *rest;
-    *rest += over(bytes, LINE) * LINE;
-    return p;
-}
-
-/* Lay a thread's bench out at `start`; returns its bytes. */
-static int64_t furnish(const shape *s, char *start, bench *own) {
-    int64_t some = some_of(s), cells = some * windows_of(s);
-    char *rest = start;
-    own->images = take(&rest, 4 * (some * size_of(s) + LANES));
-    own->windows = take(&rest, (int64_t)sizeof(window) * windows_of(s));
-    own->by_channel = take(&rest, (int64_t)sizeof(item) * cells * s->co);
-    own->by_pixel = take(&rest, (int64_t)sizeof(item) * cells * s->co);
-    own->counts = take(&rest, 4 * s->co);
-    own->pixels = take(&rest, 4 * 4 * cells);
-    own->ends = take(&rest, 4 * 4 * cells);
-    return rest - start;
-}
-
-/* Floats for packed weights, and for the sums of one group: weights, with padded rows, then biases. */
-static int64_t packed_size(const shape *s) {
-    return most(lanes_of(s) * (kernel_of(s) + 1), s->kh * s->co * line_of(s));
-}
-static int64_t sums_size(const shape *s) { return (s->kh * line_of(s) + 1) * s->co; }
-
-/* Scratch memory for either pass, in lines of 64 bytes: packed weights, the sums of all groups, the benches. */
-int convolve_conv_pool_scratch(const shape *s, int threads) {
-    bench own;
-    int64_t sums = over(s->n, group_of(s)) * sums_size(s), each = furnish(s, NULL, &own) / LINE;
-    return (int)(over(4 * packed_size(s), LINE) + over(4 * sums, LINE) + threads * each);
-}
-
-static void settle_in(const shape *s, char *scratch, job *work) {
-    work->packed = take(&scratch, 4 * packed_size(s));
-    work->sums = take(&scratch, 4 * over(s->n, group_of(s)) * sums_size(s));
-    work->benches = scratch;
-}
-
-INLINE int has_edge(const shape *s) { return s->top || s->left; }
-
-/* Images into the middle of zeros. */
-static void copy_in(const shape *s, int64_t images, const float *x, float *to) {
-    int64_t row = row_of(s), inner = s->w * s->ci, left = s->left * s->ci;
-    if (!has_edge(s)) {
-        memcpy(to, x, 4 * images * size_of(s));
-        return;
-    }
-    memset(to, 0, 4 * images * size_of(s));
-    for (; images--; to += size_of(s))
-        for (int64_t i = s->top; i < s->top + s->h; i++, x += inner) memcpy(to + i * row + left, x, 4 * inner);
-}
-
-/* And back. */
-static void copy_out(const shape *s, int64_t images, const float *from, float *x) {
-    int64_t row = row_of(s), inner = s->w * s->ci, left = s->left * s->ci;
-    if (!has_edge(s)) {
-        memcpy(x, from, 4 * images * size_of(s));
-        return;
-    }
-    for (; images--; from += size_of(s))
-        for (int64_t i = s->top; i < s->top + s->h; i++, x += inner) memcpy(x, from + i * row + left, 4 * inner);
-}
-
-/* Where the four pixels of each window begin, for some images; those beyond the edge are the ones before it. */
-static void find_pixels(const shape *s, int64_t images, int32_t *at) {
-    int64_t row = row_of(s), lowest = s->h + 2 * s->top - s->kh, rightmost = s->w + 2 * s->left - s->kw;
-    for (int64_t n = 0; n < images; n++)
-        for (int64_t i = 0; i < 2 * s->ph; i += 2)
-            for (int64_t j = 0; j < 2 * s->pw; j += 2, at += 4)
-                for (int p = 0; p < 4; p++) {
-                    int64_t line = least(i + p / 2, lowest), column = least(j + p % 2, rightmost);
-                    at[p] = (int32_t)(n * size_of(s) + line * row + column * s->ci);
-                }
-}
-
-static void sit_down(job *work, bench *own) {
-    int64_t seat = __atomic_fetch_add(&work->seats, 1, __ATOMIC_RELAXED), each = furnish(work->s, work->benches, own);
-    furnish(work->s, work->benches + seat * each, own);
-    find_pixels(work->s, work->g ? some_of(work->s) : 1, own->pixels);
-}
-
-static void share(job *work, void (*run)(void *), int threads, parallel_fn parallel) {
-    work->next = work->seats = 0;
-    if (parallel && threads > 1 && work->s->n > 1)
-        parallel(run, work, (unsigned)threads, 0);
-    else
-        run(work);
-}
 
 /* ---- forward --------------------------------------------------------------------------------------------------- */
 
@@ -296,16 +141,16 @@ static void run_forward(void *given) {
     job *work = given;
     bench own;
     sit_down(work, &own);
-    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->s->n;) run_image(work, i, &own);
+    for (int64_t i; (i = take(&work->crew.next)) < work->s->n;) run_image(work, i, &own);
 }
 
 /* `where` may be NULL, where no gradients will be asked for. */
 int convolve_conv_pool_forward(const shape *s, const float *x, const float *w, const float *bias, float *y,
                                int8_t *where, char *scratch, int threads, parallel_fn parallel) {
-    job work = {.s = s, .x = x, .y = y, .where = where};
-    settle_in(s, scratch, &work);
+    job work = {.s = s, .x = x, .y = y, .where = where, .crew = {s->n > 1 ? threads : 1, parallel}};
+    settle_in(&work, scratch);
     pack_forward(s, w, bias, work.packed);
-    share(&work, run_forward, threads, parallel);
+    share(&work.crew, run_forward, &work);
     return 0;
 }
 
@@ -429,7 +274,7 @@ static void run_backward(void *given) {
     int64_t groups = over(work->s->n, group_of(work->s));
     bench own;
     sit_down(work, &own);
-    for (int64_t i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < groups;) run_group(work, i, &own);
+    for (int64_t i; (i = take(&work->crew.next)) < groups;) run_group(work, i, &own);
 }
 
 /* The sums of all groups, in their order, one output channel at a time. */
@@ -437,7 +282,7 @@ static void run_total(void *given) {
     job *work = given;
     const shape *s = work->s;
     int64_t groups = over(s->n, group_of(s)), line = line_of(s), length = s->kw * s->ci;
-    for (int64_t c; (c = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < s->co;) {
+    for (int64_t c; (c = take(&work->crew.next)) < s->co;) {
         float *first = work->sums + c * s->kh * line, *bias = work->sums + s->kh * line * s->co + c;
         for (int64_t i = 1; i < groups; i++) {
             const float *more = first + i * sums_size(s);
@@ -462,9 +307,10 @@ static void pack_backward(const shape *s, const float *w, float *packed) {
 int convolve_conv_pool_backward(const shape *s, const float *x, const float *w, const float *g, int8_t *where,
                                 float *dx, float *dw, float *db, char *scratch, int threads, parallel_fn parallel) {
     job work = {.s = s, .x = x, .g = g, .where = where, .dx = dx, .dw = dw, .db = db};
-    settle_in(s, scratch, &work);
+    work.crew = (crew){s->n > 1 ? threads : 1, parallel};
+    settle_in(&work, scratch);
     if (dx) pack_backward(s, w, work.packed);
-    share(&work, run_backward, threads, parallel);
-    share(&work, run_total, threads, parallel);
+    share(&work.crew, run_backward, &work);
+    share(&work.crew, run_total, &work);
     return 0;
 }

@@ -22,28 +22,18 @@
  *
  * Channel counts are multiples of LANES.
  */
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-#define LANES 16
-#else
-#define LANES 8
-#endif
 #define PANEL (2 * LANES)
 #define SPOTS 36
 #define ROWS 6
 #define TILE ((SPOTS + 1) * PANEL) /* floats of one transformed tile in one panel */
+#define BLOCK 63                   /* tiles that are computed together, so many that they just fit the second cache */
+#define APART (BLOCK * TILE)       /* floats from panel to panel of a block */
 #define EACH(i, n) _Pragma("GCC unroll 6") for (int i = 0; i < n; i++)
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef void (*parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
 
 typedef struct {
     int64_t images, height, width, inputs, outputs;
-    int64_t block; /* tiles that are computed together */
 } shape;
 
 typedef struct {
@@ -51,20 +41,20 @@ typedef struct {
     const float *x, *u, *dy;
     float *y, *d, *scratch;
     int64_t first, tiles; /* what this pass works on */
-    int64_t next, entered, room;
     int adding;
+    crew crew;
 } job;
 
-INLINE vec load(const float *p) { return *(const loose *)p; }
-INLINE void store(float *p, vec v) { *(loose *)p = v; }
-INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t panels(int64_t channels) { return ceil_div(channels, PANEL); }
-INLINE int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+INLINE int64_t panels(int64_t channels) { return over(channels, PANEL); }
+
+/* Floats that a block of transformed tiles of both sides takes, and a pixel of each side. */
+INLINE int64_t room_of(const shape *s) {
+    return (panels(s->inputs) + panels(s->outputs)) * APART + s->inputs + s->outputs;
+}
 
 /* The matrices above, times one line of a tile, in place. */
-INLINE void times_bt(vec d[6]) {
-    vec far = d[4] - 4 * d[2], odd = d[3] - 4 * d[1], near = d[4] - d[2], twice = 2 * (d[3] - d[1]);
+INLINE void times_bt(vector d[6]) {
+    vector far = d[4] - 4 * d[2], odd = d[3] - 4 * d[1], near = d[4] - d[2], twice = 2 * (d[3] - d[1]);
     d[0] = 4 * d[0] - 5 * d[2] + d[4];
     d[5] = 4 * d[1] - 5 * d[3] + d[5];
     d[1] = far + odd;
@@ -73,16 +63,16 @@ INLINE void times_bt(vec d[6]) {
     d[4] = near - twice;
 }
 
-INLINE void times_at(vec m[6]) {
-    vec sum = m[1] + m[2], gap = m[1] - m[2], far = m[3] + m[4], gulf = m[3] - m[4];
+INLINE void times_at(vector m[6]) {
+    vector sum = m[1] + m[2], gap = m[1] - m[2], far = m[3] + m[4], gulf = m[3] - m[4];
     m[0] = m[0] + sum + far;
     m[1] = gap + 2 * gulf;
     m[2] = sum + 4 * far;
     m[3] = gap + 8 * gulf + m[5];
 }
 
-INLINE void times_a(vec g[6]) {
-    vec even = g[0] + g[2], odd = g[1] + g[3], far = g[0] + 4 * g[2], wide = 2 * g[1] + 8 * g[3];
+INLINE void times_a(vector g[6]) {
+    vector even = g[0] + g[2], odd = g[1] + g[3], far = g[0] + 4 * g[2], wide = 2 * g[1] + 8 * g[3];
     g[5] = g[3];
     g[1] = even + odd;
     g[2] = even - odd;
@@ -90,11 +80,19 @@ INLINE void times_a(vec g[6]) {
     g[4] = far - wide;
 }
 
+/* A line of 6 inputs or of 4 gradients becomes one of 6. */
+INLINE void widen(const int side, vector line[6]) {
+    if (side == 6)
+        times_bt(line);
+    else
+        times_a(line);
+}
+
 /* The addresses of side x side pixels of a tile, from `before` pixels up and left of it; `outside` for those that the
  * image does not have. */
 INLINE void find_pixels(const shape *s, int64_t tile, const int side, const int before, const float *x,
                         int64_t channels, const float *outside, const float **at) {
-    int64_t across = ceil_div(s->width, 4), each = across * ceil_div(s->height, 4), place = tile % each;
+    int64_t across = over(s->width, 4), each = across * over(s->height, 4), place = tile % each;
     int64_t top = place / across * 4 - before, left = place % across * 4 - before;
     const float *corner = x + ((tile / each * s->height + top) * s->width + left) * channels;
     int inside = top >= 0 && left >= 0 && top + side <= s->height && left + side <= s->width;
@@ -105,56 +103,44 @@ INLINE void find_pixels(const shape *s, int64_t tile, const int side, const int 
         }
 }
 
-/* B^T d B of one tile; its panels are `apart`. */
-static void transform_input(const float **at, int64_t channels, float *to, int64_t apart) {
+/* The 36 spots of a tile from its side x side pixels. */
+INLINE void transform_tile(const int side, const float **at, int64_t channels, float *to) {
     for (int64_t c = 0; c < channels; c += LANES) {
-        float *out = to + c / PANEL * apart + c % PANEL;
-        vec line[6], half[6][6];
-        for (int j = 0; j < 6; j++) {
-            EACH(i, 6) line[i] = load(at[6 * i + j] + c);
-            times_bt(line);
+        float *out = to + c / PANEL * APART + c % PANEL;
+        vector line[6], half[6][6];
+        for (int j = 0; j < side; j++) {
+            EACH(i, side) line[i] = LOAD(at[side * i + j] + c);
+            widen(side, line);
             EACH(i, 6) half[i][j] = line[i];
         }
         for (int i = 0; i < 6; i++, out += 6 * PANEL) {
-            EACH(j, 6) line[j] = half[i][j];
-            times_bt(line);
-            EACH(j, 6) store(out + j * PANEL, line[j]);
+            EACH(j, side) line[j] = half[i][j];
+            widen(side, line);
+            EACH(j, 6) STORE(out + j * PANEL, line[j]);
         }
     }
 }
+
+/* B^T d B of one tile. */
+static void transform_input(const float **at, int64_t channels, float *to) { transform_tile(6, at, channels, to); }
 
 /* A dy A^T of one tile. */
-static void transform_gradient(const float **at, int64_t channels, float *to, int64_t apart) {
-    for (int64_t c = 0; c < channels; c += LANES) {
-        float *out = to + c / PANEL * apart + c % PANEL;
-        vec line[6], half[6][4];
-        for (int j = 0; j < 4; j++) {
-            EACH(i, 4) line[i] = load(at[4 * i + j] + c);
-            times_a(line);
-            EACH(i, 6) half[i][j] = line[i];
-        }
-        for (int i = 0; i < 6; i++, out += 6 * PANEL) {
-            EACH(j, 4) line[j] = half[i][j];
-            times_a(line);
-            EACH(j, 6) store(out + j * PANEL, line[j]);
-        }
-    }
-}
+static void transform_gradient(const float **at, int64_t channels, float *to) { transform_tile(4, at, channels, to); }
 
 /* A^T m A of one tile. */
-static void transform_output(const float *from, int64_t apart, int64_t channels, const float **at) {
+static void transform_output(const float *from, int64_t channels, const float **at) {
     for (int64_t c = 0; c < channels; c += LANES) {
-        const float *in = from + c / PANEL * apart + c % PANEL;
-        vec line[6], half[4][6];
+        const float *in = from + c / PANEL * APART + c % PANEL;
+        vector line[6], half[4][6];
         for (int j = 0; j < 6; j++) {
-            EACH(i, 6) line[i] = load(in + (6 * i + j) * PANEL);
+            EACH(i, 6) line[i] = LOAD(in + (6 * i + j) * PANEL);
             times_at(line);
             EACH(i, 4) half[i][j] = line[i];
         }
         for (int i = 0; i < 4; i++) {
             EACH(j, 6) line[j] = half[i][j];
             times_at(line);
-            EACH(j, 4) store((float *)at[4 * i + j] + c, line[j]);
+            EACH(j, 4) STORE((float *)at[4 * i + j] + c, line[j]);
         }
     }
 }
@@ -173,27 +159,25 @@ static void transform_output(const float *from, int64_t apart, int64_t channels,
     if (wide) FOR_ROWS(rows, 2, call, __VA_ARGS__)  \
     else FOR_ROWS(rows, 1, call, __VA_ARGS__)
 
-/* c[rows][n vectors] = a[rows][depth] b[depth][n vectors] for tiles as rows; the panels of a are `apart`. */
-INLINE void product(const int rows, const int n, int64_t depth, const float *a, int64_t apart, const float *b,
-                    float *c) {
-    vec sum[ROWS][2] = {0};
-    for (int64_t k = 0; k < depth; k += PANEL, a += apart) {
+/* c[rows][n vectors] = a[rows][depth] b[depth][n vectors] for tiles as rows. */
+INLINE void product(const int rows, const int n, int64_t depth, const float *a, const float *b, float *c) {
+    vector sum[ROWS][2] = {0};
+    for (int64_t k = 0; k < depth; k += PANEL, a += APART) {
         int64_t end = least(depth - k, PANEL);
         for (int64_t i = 0; i < end; i++, b += PANEL)
             for (int r = 0; r < rows; r++)
-                for (int v = 0; v < n; v++) sum[r][v] += a[r * TILE + i] * load(b + v * LANES);
+                for (int v = 0; v < n; v++) sum[r][v] += a[r * TILE + i] * LOAD(b + v * LANES);
     }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < n; v++) store(c + r * TILE + v * LANES, sum[r][v]);
+        for (int v = 0; v < n; v++) STORE(c + r * TILE + v * LANES, sum[r][v]);
 }
 
 /* m = v u for one spot: `rows` tiles by all outputs. */
 static void multiply(const shape *s, int64_t rows, const float *v, const float *u, float *m) {
-    int64_t apart = s->block * TILE;
-    for (int64_t c = 0; c < s->outputs; c += PANEL, u += s->inputs * PANEL, m += apart)
+    for (int64_t c = 0; c < s->outputs; c += PANEL, u += s->inputs * PANEL, m += APART)
         for (int64_t r = 0; r < rows; r += ROWS) {
             int64_t some = least(rows - r, ROWS), wide = s->outputs - c > LANES;
-            FOR_SIZES(some, wide, product, s->inputs, v + r * TILE, apart, u, m + r * TILE);
+            FOR_SIZES(some, wide, product, s->inputs, v + r * TILE, u, m + r * TILE);
         }
 }
 
@@ -201,23 +185,21 @@ static void multiply(const shape *s, int64_t rows, const float *v, const float *
 static void run_forward(void *given) {
     job *work = given;
     const shape *s = work->s;
-    int64_t block = s->block, apart = block * TILE;
-    float *v = work->scratch + take(&work->entered) * work->room, *m = v + panels(s->inputs) * apart;
-    float *zeros = m + panels(s->outputs) * apart, *waste = zeros + s->inputs;
+    float *v = work->scratch + take(&work->crew.seats) * room_of(s), *m = v + panels(s->inputs) * APART;
+    float *zeros = m + panels(s->outputs) * APART, *waste = zeros + s->inputs;
     const float *at[SPOTS];
     memset(zeros, 0, 4 * s->inputs);
-    for (;;) {
-        int64_t first = take(&work->next) * block, rows = least(work->tiles - first, block);
-        if (rows <= 0) return;
+    for (int64_t first; (first = take(&work->crew.next) * BLOCK) < work->tiles;) {
+        int64_t rows = least(work->tiles - first, BLOCK);
         for (int64_t t = 0; t < rows; t++) {
             find_pixels(s, first + t, 6, 1, work->x, s->inputs, zeros, at);
-            transform_input(at, s->inputs, v + t * TILE, apart);
+            transform_input(at, s->inputs, v + t * TILE);
         }
         for (int i = 0; i < SPOTS; i++)
             multiply(s, rows, v + i * PANEL, work->u + i * panels(s->outputs) * s->inputs * PANEL, m + i * PANEL);
         for (int64_t t = 0; t < rows; t++) {
             find_pixels(s, first + t, 4, 0, work->y, s->outputs, waste, at);
-            transform_output(m + t * TILE, apart, s->outputs, at);
+            transform_output(m + t * TILE, s->outputs, at);
         }
     }
 }
@@ -225,31 +207,28 @@ static void run_forward(void *given) {
 /* d[rows][n vectors] (+)= a^T b over `depth` tiles, both in one panel. */
 INLINE void deep_product(const int rows, const int n, int64_t depth, const float *a, const float *b, float *d,
                          int adding) {
-    vec sum[ROWS][2] = {0};
+    vector sum[ROWS][2] = {0};
     if (adding)
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < n; v++) sum[r][v] = load(d + r * PANEL + v * LANES);
+            for (int v = 0; v < n; v++) sum[r][v] = LOAD(d + r * PANEL + v * LANES);
     for (int64_t k = 0; k < depth; k++, a += TILE, b += TILE)
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < n; v++) sum[r][v] += a[r] * load(b + v * LANES);
+            for (int v = 0; v < n; v++) sum[r][v] += a[r] * LOAD(b + v * LANES);
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < n; v++) store(d + r * PANEL + v * LANES, sum[r][v]);
+        for (int v = 0; v < n; v++) STORE(d + r * PANEL + v * LANES, sum[r][v]);
 }
 
 /* The tiles of one block of x and dy, transformed. */
 static void run_transforms(void *given) {
     job *work = given;
     const shape *s = work->s;
-    int64_t apart = s->block * TILE;
-    float *v = work->scratch, *z = v + panels(s->inputs) * apart;
-    const float *zeros = z + panels(s->outputs) * apart, *at[SPOTS];
-    for (;;) {
-        int64_t t = take(&work->next);
-        if (t >= work->tiles) return;
+    float *v = work->scratch, *z = v + panels(s->inputs) * APART;
+    const float *zeros = z + panels(s->outputs) * APART, *at[SPOTS];
+    for (int64_t t; (t = take(&work->crew.next)) < work->tiles;) {
         find_pixels(s, work->first + t, 6, 1, work->x, s->inputs, zeros, at);
-        transform_input(at, s->inputs, v + t * TILE, apart);
+        transform_input(at, s->inputs, v + t * TILE);
         find_pixels(s, work->first + t, 4, 0, work->dy, s->outputs, zeros, at);
-        transform_gradient(at, s->outputs, z + t * TILE, apart);
+        transform_gradient(at, s->outputs, z + t * TILE);
     }
 }
 
@@ -257,15 +236,13 @@ static void run_transforms(void *given) {
 static void run_deep_products(void *given) {
     job *work = given;
     const shape *s = work->s;
-    int64_t apart = s->block * TILE, groups = panels(s->inputs);
-    for (;;) {
-        int64_t place = take(&work->next), spot = place / groups, group = place % groups;
-        if (spot >= SPOTS) return;
-        const float *a = work->scratch + group * apart + spot * PANEL;
-        const float *b = work->scratch + groups * apart + spot * PANEL;
+    int64_t groups = panels(s->inputs);
+    for (int64_t place; (place = take(&work->crew.next)) < SPOTS * groups;) {
+        int64_t spot = place / groups, group = place % groups, rows = least(s->inputs - group * PANEL, PANEL);
+        const float *a = work->scratch + group * APART + spot * PANEL;
+        const float *b = work->scratch + groups * APART + spot * PANEL;
         float *d = work->d + (spot * panels(s->outputs) * s->inputs + group * PANEL) * PANEL;
-        int64_t rows = least(s->inputs - group * PANEL, PANEL);
-        for (int64_t c = 0; c < s->outputs; c += PANEL, b += apart, d += s->inputs * PANEL)
+        for (int64_t c = 0; c < s->outputs; c += PANEL, b += APART, d += s->inputs * PANEL)
             for (int64_t r = 0; r < rows; r += ROWS) {
                 int64_t some = least(rows - r, ROWS), wide = s->outputs - c > LANES;
                 FOR_SIZES(some, wide, deep_product, work->tiles, a + r, b, d + r * PANEL, work->adding);
@@ -273,35 +250,35 @@ static void run_deep_products(void *given) {
     }
 }
 
-static void run_all(void (*pass)(void *), job *work, int threads, parallel_fn parallel) {
-    work->next = work->entered = 0;
-    if (parallel && threads > 1) parallel(pass, work, (unsigned)threads, 0);
-    else pass(work);
-}
+static int64_t count_tiles(const shape *s) { return s->images * over(s->height, 4) * over(s->width, 4); }
 
-static int64_t count_tiles(const shape *s) { return s->images * ceil_div(s->height, 4) * ceil_div(s->width, 4); }
+/* Channels that lie together in u and d. */
+int convolve_winograd_panel(void) { return PANEL; }
 
-int convolve_winograd_lanes(void) { return LANES; }
+/* Scratch memory for either pass, in bytes. Columns of a panel beyond the channels are multiplied too: what is there
+ * changes no result, but should be zeros at first, since denormal numbers are slow. */
+int64_t convolve_winograd_scratch(const shape *s, int threads) { return 4 * threads * room_of(s); }
 
-/* y from x and the transformed filters u, [spot][panel of outputs][inputs][PANEL]; each thread has `room` floats. */
-int convolve_winograd_forward(const shape *s, const float *x, const float *u, float *y, float *scratch, int64_t room,
-                              int threads, parallel_fn parallel) {
-    job work = {.s = s, .x = x, .u = u, .y = y, .scratch = scratch, .room = room, .tiles = count_tiles(s)};
-    run_all(run_forward, &work, threads, parallel);
+/* y from x and the transformed filters u, [spot][panel of outputs][inputs][PANEL]. */
+int convolve_winograd_forward(const shape *s, const float *x, const float *u, float *y, float *scratch, int threads,
+                              parallel_fn parallel) {
+    job work = {.s = s, .x = x, .u = u, .y = y, .scratch = scratch, .crew = {threads, parallel}};
+    work.tiles = count_tiles(s);
+    share(&work.crew, run_forward, &work);
     return 0;
 }
 
 /* d, [spot][panel of outputs][inputs][PANEL], from which the caller makes the filters' gradient; block after block, so
  * that a block's transforms are still in the cache when they are multiplied. */
-int convolve_winograd_filters(const shape *s, const float *x, const float *dy, float *d, float *scratch, int threads,
-                              parallel_fn parallel) {
-    job work = {.s = s, .x = x, .dy = dy, .d = d, .scratch = scratch};
-    int64_t tiles = count_tiles(s), widest = s->inputs > s->outputs ? s->inputs : s->outputs;
-    memset(scratch + (panels(s->inputs) + panels(s->outputs)) * s->block * TILE, 0, 4 * widest);
-    for (; work.first < tiles; work.first += s->block, work.adding = 1) {
-        work.tiles = least(tiles - work.first, s->block);
-        run_all(run_transforms, &work, threads, parallel);
-        run_all(run_deep_products, &work, threads, parallel);
+int convolve_winograd_backward(const shape *s, const float *x, const float *dy, float *d, float *scratch, int threads,
+                               parallel_fn parallel) {
+    job work = {.s = s, .x = x, .dy = dy, .d = d, .scratch = scratch, .crew = {threads, parallel}};
+    int64_t tiles = count_tiles(s), sides = panels(s->inputs) + panels(s->outputs);
+    memset(scratch + sides * APART, 0, 4 * most(s->inputs, s->outputs));
+    for (; work.first < tiles; work.first += BLOCK, work.adding = 1) {
+        work.tiles = least(tiles - work.first, BLOCK);
+        share(&work.crew, run_transforms, &work);
+        share(&work.crew, run_deep_products, &work);
     }
     return 0;
 }

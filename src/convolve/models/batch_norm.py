@@ -29,7 +29,6 @@ from convolve.kernels import batch_norm
 
 Add = Callable[[Tensor], Tensor]
 
-
 WORTHWHILE = 1 << 15  # elements from which native code is quicker
 
 
@@ -50,14 +49,33 @@ class BatchNorm2d(nn.BatchNorm2d):
         """Normalise; in training by the micro batch's own statistics, which are added up for `settle`."""
         if not self.training:
             return super().forward(x)
+        if self._suits_native(x):
+            return self.activate(x, "none")
         out, found, share = self._normalise_alone(x) if self._span is None else self._normalise_in_span(x, *self._span)
+        self._count(x, found, share)
+        return out
+
+    def can_activate(self, x: Tensor) -> bool:
+        """Whether the norm and an activation behind it can be done at once, with nobody looking between them."""
+        return self.training and self._suits_native(x) and not is_watched(self)
+
+    def activate(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
+        """Normalise in training, and activate, in native code."""
+        out, found = batch_norm.normalise(x, self.weight, self.bias, self.eps, activation)
+        self._count(x, found, 1.0)
+        return out
+
+    def _suits_native(self, x: Tensor) -> bool:
+        return self.native and self._span is None and x.numel() >= WORTHWHILE and batch_norm.can_run(x, self.weight)
+
+    def _count(self, x: Tensor, found: Tensor, share: float) -> None:
+        """Add statistics up for `settle`."""
         if self.counting:
             # Not in place: autograd keeps `found` for the backward pass.
             weighted = found * len(x)
             self._sums = weighted if self._sums is None else self._sums.add_(weighted)
             self._seen += len(x)
             self._passes += share
-        return out
 
     def join(self, replicas: int, add: Add) -> None:
         """From now on see the micro batches of this many replicas as one; `add` sums a tensor up over them."""
@@ -65,8 +83,6 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def _normalise_alone(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
         """The output, mean and unbiased variance, and how many passes this was."""
-        if self.native and x.numel() >= WORTHWHILE and batch_norm.can_run(x, self.weight):
-            return *batch_norm.normalise(x, self.weight, self.bias, self.eps), 1.0
         found = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
         out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
         return out, found, 1.0
@@ -101,6 +117,24 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.running_mean.lerp_(mean, share)
         self.running_var.lerp_(variance, share)
         self.num_batches_tracked += sums[-1].round().to(torch.int64)
+
+
+ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu"}
+
+
+def normalise_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
+    """activation(norm(x)); at once where native code has the pair."""
+    kind = ACTIVATIONS.get(type(activation))
+    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not is_watched(activation):
+        return norm.activate(x, kind)
+    out: Tensor = activation(norm(x))
+    return out
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody looks at what goes into a module or comes out of it."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 class _ThroughStatistics(torch.autograd.Function):

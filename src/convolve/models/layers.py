@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convolve.models.batch_norm import normalise_and_activate
 from convolve.models.chance import Chance
 from convolve.models.norms import Norms
 
@@ -68,6 +69,15 @@ class StochasticDepth(nn.Module):
         return f"survival={self.survival}, place={self.place!r}"
 
 
+class ConvNorm(nn.Sequential):
+    """Convolution, norm and activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply them in order, the last two at once where that can be."""
+        conv, norm, activation = self
+        return normalise_and_activate(norm, activation, conv(x))
+
+
 def conv_norm(
     channels: tuple[int, int],
     kernel: int,
@@ -81,8 +91,9 @@ def conv_norm(
     inputs, outputs = channels
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     norm = norms.make(outputs)
-    tail = [] if activation is None else [norms.activate(norm, activation())]
-    return nn.Sequential(conv, norm, *tail)
+    if activation is None:
+        return nn.Sequential(conv, norm)
+    return ConvNorm(conv, norm, norms.activate(norm, activation()))
 
 
 def round_width(width: float, divisor: int = 8) -> int:

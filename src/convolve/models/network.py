@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from convolve.errors import ConfigError, suggest
+from convolve.models.batch_norm import is_watched
 from convolve.models.chance import Chance
 from convolve.models.recomputation import run_recomputed
 from convolve.models.units import find_trios
@@ -157,13 +158,8 @@ def _run_in_turn(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 def _run(blocks: Sequence[nn.Module], operation: Operation, x: Tensor) -> Tensor:
     """The operation, or each block in turn where it cannot take this input or somebody watches one of them."""
-    found = None if any(map(_is_watched, blocks)) else operation(blocks, x)
+    found = None if any(map(is_watched, blocks)) else operation(blocks, x)
     return _run_in_turn(blocks, x) if found is None else found
-
-
-def _is_watched(block: nn.Module) -> bool:
-    hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
-    return any(hooks)
 
 
 def _spare_input(block: nn.Module) -> None:

@@ -20,6 +20,7 @@ from convolve.config.families import FAMILIES, Family
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.models.architecture import Architecture, Order
+from convolve.models.batch_norm import normalise_and_activate
 from convolve.models.initialisation import Layerwise, fan_in_uniform, kaiming_normal_fan_out
 from convolve.models.layers import PaddedShortcut
 from convolve.models.norms import Norms
@@ -98,7 +99,7 @@ class BasicBlock(Residual):
 
     def branch(self, x: Tensor) -> Tensor:
         """conv, norm, relu, conv, norm."""
-        x = self.relu(self.bn1(self.conv1(x)))
+        x = normalise_and_activate(self.bn1, self.relu, self.conv1(x))
         out: Tensor = self.bn2(self.conv2(x))
         return out
 
@@ -121,8 +122,8 @@ class Bottleneck(Residual):
 
     def branch(self, x: Tensor) -> Tensor:
         """Three convolutions with norms, ReLU between them."""
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
+        x = normalise_and_activate(self.bn1, self.relu, self.conv1(x))
+        x = normalise_and_activate(self.bn2, self.relu, self.conv2(x))
         out: Tensor = self.bn3(self.conv3(x))
         return out
 

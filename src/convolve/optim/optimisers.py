@@ -26,25 +26,31 @@ def parameter_groups(model: nn.Module, config: OptimConfig, owns: Owns = lambda 
     Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by. Parameters
     that another process updates are left out.
     """
-    found: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
+    found: dict[tuple[bool, float, float], list[nn.Parameter]] = {
+        (True, config.weight_decay, 1.0): [],
+        (False, 0.0, 1.0): [],
+    }
     for name, parameter in _parameters(model):
         factor = config.bias_rate_factor if parameter.ndim <= 1 else 1.0
-        group = found.setdefault((decays(name, parameter, config), factor), [])
+        decay = decay_of(name, parameter, config)
+        group = found.setdefault((decay is not None, decay or 0.0, factor), [])
         if owns(name):
             group.append(parameter)
     if not any(_parameters(model)):
         raise ConfigError("no parameter is left to train; widen --variable-filter or move --freeze-until")
     return [
-        {"params": parameters, "weight_decay": config.weight_decay if yes else 0.0, "rate_factor": factor}
-        for (yes, factor), parameters in found.items()
+        {"params": parameters, "weight_decay": decay, "rate_factor": factor}
+        for (_, decay, factor), parameters in found.items()
     ]
 
 
-def decays(name: str, parameter: nn.Parameter, config: OptimConfig) -> bool:
-    """Whether a parameter is pulled towards zero: not those excluded by name, and not norms and biases by default."""
+def decay_of(name: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
+    """How strongly a parameter is pulled towards zero; None: not at all, as norms and biases unless asked for."""
     if any(part in name for part in config.weight_decay_exclude):
-        return False
-    return config.weight_decay_on == "all" or parameter.ndim > 1
+        return None
+    if parameter.ndim <= 1 and config.bias_weight_decay is not None:
+        return config.bias_weight_decay
+    return config.weight_decay if config.weight_decay_on == "all" or parameter.ndim > 1 else None
 
 
 def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:

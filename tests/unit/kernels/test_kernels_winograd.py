@@ -9,6 +9,9 @@ from convolve.kernels import winograd
 pytestmark = pytest.mark.skipif(winograd.describe() is not None, reason=f"no native code: {winograd.describe()}")
 
 LAST = torch.channels_last
+GUARDS = 4096  # floats before and behind what a kernel may touch
+# images, vectors of inputs and of outputs, height, width
+GUARDED = [(1, 1, 1, 4, 4), (3, 3, 2, 9, 7), (2, 2, 5, 5, 16), (9, 1, 3, 32, 32)]
 SHAPES = [
     # images, inputs, outputs, height, width
     (1, 16, 16, 4, 4),
@@ -63,12 +66,55 @@ def test_outputs_and_gradients_are_those_of_the_definition(shape):
     assert distance(dw, exact[2]) < 1e-4
 
 
-def test_whole_numbers_come_out_exactly():
-    """With inputs of -2 to 2 and filters in multiples of 24 no step of the arithmetic rounds."""
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_vectors_of_other_machines_give_what_the_definition_gives(lanes, monkeypatch):
+    """Also with panels that are only half full, which an odd number of vectors of channels leaves."""
+    other = winograd.load(f"-DLANES={lanes}")
+    assert other.constant("lanes") == lanes
+    monkeypatch.setattr(winograd, "load", lambda: other)
+    for shape in ((2, lanes, lanes, 5, 7), (3, 3 * lanes, 2 * lanes, 8, 8), (2, 2 * lanes, 5 * lanes, 13, 9)):
+        given = make(*shape)
+        exact = run(*(one.double() for one in given), define)
+        found = run(*given)
+        assert all(distance(one, other) < 1e-4 for one, other in zip(found, exact, strict=True)), shape
+
+
+def test_whole_numbers_are_those_of_the_definition_once_rounded():
+    """The matrices hold fractions, so single bits are lost on the way; never as much as half a number."""
     rng = torch.Generator().manual_seed(1)
-    x = torch.randint(-2, 3, (2, 16, 8, 8), generator=rng).float()
-    weight = 24.0 * torch.randint(-1, 2, (16, 16, 3, 3), generator=rng)
-    assert (winograd.convolve(x, weight) - define(x, weight)).abs().max() < 1e-2
+    shapes = ((2, 16, 8, 8), (32, 16, 3, 3), (2, 32, 8, 8))
+    given = [torch.randint(-9, 10, shape, generator=rng).float() for shape in shapes]
+    exact = run(*(one.double() for one in given), define)
+    for one, other in zip(run(*given), exact, strict=True):
+        assert torch.equal(one.round().double(), other)
+
+
+def guard(count, inside, around):
+    """Floats for a kernel among others of a known value."""
+    whole = torch.full((count + 2 * GUARDS,), around)
+    whole[GUARDS:-GUARDS] = inside
+    return whole
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_no_memory_beyond_its_own_is_touched(lanes, threads):
+    """What is written stays within; and what is read, since a NaN from around the inputs would spoil the results."""
+    kernel = winograd.load(f"-DLANES={lanes}")
+    panel = kernel.constant("winograd_panel")
+    for images, inputs, outputs, height, width in GUARDED:
+        inputs, outputs, pixels = inputs * lanes, outputs * lanes, images * height * width
+        sizes = winograd._Sizes(images, height, width, inputs, outputs)
+        filters = winograd.SPOTS * -(-outputs // panel) * panel * inputs
+        given = [guard(count, 1.0, torch.nan) for count in (pixels * inputs, filters)]
+        counts = (pixels * outputs, filters, kernel.scratch(sizes, threads) // 4)
+        made = [guard(count, 77.0, 77.0) for count in counts]
+        x, u, y, d, scratch = (whole.data_ptr() + 4 * GUARDS for whole in (*given, *made))
+        kernel.forward(sizes, x, u, y, scratch, threads, kernel.parallel)
+        kernel.backward(sizes, x, y, d, scratch, threads, kernel.parallel)
+        for name, whole in zip(("y", "d", "scratch"), made, strict=True):
+            assert whole.isfinite().all(), (name, sizes[:])
+            assert whole[:GUARDS].eq(77).all() and whole[-GUARDS:].eq(77).all(), (name, sizes[:])
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:5], ids=str)
@@ -87,6 +133,12 @@ def test_an_image_has_the_same_bits_in_any_batch():
     for first in (0, 4, 8):
         assert torch.equal(winograd.convolve(x[first : first + 1], weight)[0], whole[first])
         assert torch.equal(winograd.convolve(x[first:], weight), whole[first:])
+
+
+def test_channels_that_do_not_suit_are_refused_before_any_memory_is_touched():
+    for inputs, outputs, given in ((3, 16, 3), (16, 50, 16), (16, 16, 32)):
+        with pytest.raises(AssertionError, match="not for native code"):
+            winograd.convolve(torch.zeros(1, given, 8, 8), torch.zeros(outputs, inputs, 3, 3))
 
 
 def test_any_memory_layout_is_taken():

@@ -113,9 +113,14 @@ def test_nested_blocks_with_groups_and_norms_are_counted() -> None:
     }
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_totals_are_the_sums_of_the_rows(name: str) -> None:
-    description = run(name)
+@pytest.fixture(scope="module", params=registry.names())
+def each_description(request: pytest.FixtureRequest) -> Description:
+    """Every network described, each once for all tests that look at it."""
+    return run(request.param)
+
+
+def test_totals_are_the_sums_of_the_rows(each_description: Description) -> None:
+    description = each_description
     assert description.blocks == len(description.rows)
     for column in ("parameters", "multiply_adds", "activation_bytes"):
         assert getattr(description, column) == sum(getattr(row, column) for row in description.rows)
@@ -134,9 +139,8 @@ def test_an_unknown_network_is_refused() -> None:
         run("lenet6")
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_the_drawing_is_well_formed_and_shows_every_block(name: str) -> None:
-    description = run(name)
+def test_the_drawing_is_well_formed_and_shows_every_block(each_description: Description) -> None:
+    description = each_description
     root = ElementTree.fromstring(draw_svg(description))
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert root.tag == f"{SVG}svg"

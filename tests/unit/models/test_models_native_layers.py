@@ -84,3 +84,28 @@ def test_other_convolutions_stay_as_they_are(other):
     network.get_submodule("layer1.0").conv1 = conv
     use_native_layers(network)
     assert network.get_submodule("layer1.0").conv1 is conv
+
+
+def learn(network):
+    output = network(images())
+    output.square().sum().backward()
+    return [output, *(parameter.grad for parameter in network.parameters())]
+
+
+def test_a_norm_with_its_relu_has_the_bits_of_the_two_in_turn():
+    at_once = build()
+    use_native_layers(at_once)
+    in_turn, seen = copy.deepcopy(at_once), []
+    watched = in_turn.get_submodule("layer1.0.relu")
+    watched.register_forward_hook(lambda module, args, output: seen.append(output))
+    assert all(torch.equal(*pair) for pair in zip(learn(at_once), learn(in_turn), strict=True))
+    assert len(seen) == 1
+
+
+def test_whoever_watches_a_norm_sees_what_it_gives():
+    network, seen = build(), []
+    use_native_layers(network)
+    norm = network.get_submodule("layer1.0.bn1")
+    norm.register_forward_hook(lambda module, args, output: seen.append(output.min().item()))
+    network(images())
+    assert len(seen) == 1 and seen[0] < 0

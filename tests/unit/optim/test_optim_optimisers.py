@@ -35,6 +35,13 @@ def test_everything_decays_when_asked():
     assert (len(decaying["params"]), len(others["params"])) == (6, 0)
 
 
+def test_norms_and_biases_can_have_a_decay_of_their_own():
+    config = OptimConfig(weight_decay=0.1, bias_weight_decay=0.3, weight_decay_exclude=("1.",))
+    groups = build_optimiser(make_model(), config).param_groups
+    found = {(group["weight_decay"], p.ndim) for group in groups for p in group["params"]}
+    assert found == {(0.1, 4), (0.1, 2), (0.3, 1), (0.0, 1)}
+
+
 def test_momentum_is_its_formula():
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     holder = nn.ParameterList([weight])

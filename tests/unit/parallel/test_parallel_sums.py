@@ -1,7 +1,5 @@
 """Gradients in buckets, and sums over the processes of one host through memory that they share."""
 
-import subprocess
-import sys
 import threading
 import time
 
@@ -12,6 +10,7 @@ from torch import nn
 from convolve.errors import ParallelError
 from convolve.parallel.buckets import GradientSum, fill_buckets
 from convolve.parallel.shared_memory import SharedSum
+from forked_commands import FORKS
 
 NOTHING = torch.empty(0)
 
@@ -148,9 +147,10 @@ def test_many_buckets_under_way_do_not_overwrite_each_other(tmp_path):
 
 def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):
     SharedSum.create(tmp_path / "sum", 2, 4)
-    script = "import sys; from pathlib import Path; from convolve.parallel.shared_memory import SharedSum"
-    script += "; SharedSum(Path(sys.argv[1]), 1, 2, 4)"
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "sum")], check=True)
+    other = FORKS.Process(target=SharedSum, args=(tmp_path / "sum", 1, 2, 4))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
     alone = SharedSum(tmp_path / "sum", 0, 2, 4)
     with pytest.raises(ParallelError, match="rank 1 is gone"):
         alone(torch.zeros(4))()

@@ -1,6 +1,5 @@
 """A run gets a folder that no other run has."""
 
-import multiprocessing
 import os
 import tempfile
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from convolve.config import RunConfig
 from convolve.errors import ConfigError
 from convolve.report.folder import claim_run_folder
+from forked_commands import FORKS
 
 
 def claim_many(parent: Path, suffix: str | None, count: int) -> list[str]:
@@ -45,7 +45,7 @@ def test_a_suffix_comes_last_and_the_number_is_still_unique(tmp_path: Path) -> N
 
 
 def test_processes_that_claim_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with FORKS.Pool(4) as pool:
         jobs = [(tmp_path, suffix, 40) for suffix in (None, "a", "b", None)]
         names = [name for batch in pool.starmap(claim_many, jobs, chunksize=1) for name in batch]
     assert len(set(names)) == len({name.split("-")[1] for name in names}) == 160
@@ -60,7 +60,7 @@ def test_an_exact_folder_is_made_or_taken_when_empty(tmp_path: Path) -> None:
 
 
 def test_one_of_many_processes_gets_an_exact_folder(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with FORKS.Pool(4) as pool:
         for number in range(10):
             assert sum(pool.map(claim_exact, [tmp_path / str(number)] * 4, chunksize=1)) == 1
 

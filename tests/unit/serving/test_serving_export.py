@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from functools import cache
 from shutil import which
 
 import numpy as np
@@ -38,6 +39,18 @@ needs_onnx = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 @pytest.fixture(scope="module")
 def run_folder(digits_run):
     return digits_run
+
+
+@pytest.fixture(scope="module")
+def exported(run_folder, tmp_path_factory):
+    """The report of an export of the run; each format is written once."""
+
+    @cache
+    def write(form):
+        place = tmp_path_factory.mktemp("exported") / f"out{FORMATS[form].suffix}"
+        return export.run(run_folder, form, SilentConsole(), output=place)
+
+    return write
 
 
 def learn_a_little(network):
@@ -90,12 +103,11 @@ def test_an_export_equals_its_network(name, form, tmp_path):
 
 @needs_onnx
 @pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
-def test_an_export_answers_every_test_image_as_the_run_does(form, run_folder, tmp_path):
+def test_an_export_answers_every_test_image_as_the_run_does(form, exported, run_folder):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
-    report = export.run(run_folder, form, SilentConsole(), output=tmp_path / f"out{FORMATS[form].suffix}")
     trained = load_trained(choose_checkpoint(run_folder))
-    runner, card = open_export(form, report.path)
+    runner, card = open_export(form, exported(form).path)
     reference = reference_runner(trained)
     assert card == card_of(trained)
     total = 0
@@ -116,12 +128,12 @@ def test_the_frozen_file_is_one_file_with_constant_weights(run_folder, tmp_path)
 
 
 @needs_onnx
-def test_int8_stays_near_the_network(run_folder, tmp_path):
+def test_int8_stays_near_the_network(exported, run_folder, tmp_path):
     pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     report = export.run(run_folder, "onnx", SilentConsole(), output=tmp_path / "small.onnx", int8=True)
     assert report.test_samples == 297
     assert abs(report.accuracy - report.int8_accuracy) <= 3 / 297
-    whole = export.run(run_folder, "onnx", SilentConsole(), output=tmp_path / "whole.onnx")
+    whole = exported("onnx")
     assert report.bytes < whole.bytes / 2
     assert open_export("onnx", report.path)[1] == open_export("onnx", whole.path)[1]
 

@@ -3,13 +3,9 @@
 import base64
 import io
 import json
-import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -24,6 +20,7 @@ from convolve.app.console import SilentConsole
 from convolve.app.serve import ServeOptions, parse_named
 from convolve.data.builtin import load_digits
 from convolve.errors import ConfigError
+from forked_commands import Running
 
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
@@ -40,19 +37,19 @@ def digit(number, index=0):
     return png(test.images[np.flatnonzero(test.labels == number)[index], :, :, 0])
 
 
-class Running:
+class Serving(Running):
     """A server in a process of its own."""
 
     def __init__(self, *words):
-        command = [sys.executable, "-u", "-m", "convolve", "serve", *map(str, words), "--port", "0", "--threads", "1"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        super().__init__("serve", *words, "--port", "0", "--threads", "1")
         self.lines = []
-        for line in self.process.stdout:
+        for line in self.stdout:
             self.lines.append(line)
             if found := re.search(r"http://\S+:(\d+)/", line):
                 self.port = int(found[1])
                 break
-        threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True).start()
+        self._listener = threading.Thread(target=lambda: self.lines.extend(self.stdout), daemon=True)
+        self._listener.start()
 
     def ask(self, method, path, body=None, headers=None):
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -70,13 +67,13 @@ class Running:
         return status, json.loads(answer)
 
     def memory_mb(self):
-        with open(f"/proc/{self.process.pid}/status") as file:
+        with open(f"/proc/{self.pid}/status") as file:
             return int(re.search(r"VmRSS:\s+(\d+)", file.read())[1]) / 1024
 
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(30)
-        self.process.stdout.close()
+    def stop(self, seconds=30):
+        code = super().stop(seconds)
+        self._listener.join(seconds)
+        self.stdout.close()
         return code
 
 
@@ -84,7 +81,7 @@ class Running:
 def server(digits_run, tmp_path_factory):
     run = tmp_path_factory.mktemp("served") / "digits-1"
     shutil.copytree(digits_run, run)
-    running = Running(run, f"again={run}", "--max-body-mb", "1", "--body-seconds", "1.5", "--reload", "0.3")
+    running = Serving(run, f"again={run}", "--max-body-mb", "1", "--body-seconds", "1.5", "--reload", "0.3")
     running.run = run
     yield running
     assert running.stop() == 0
@@ -246,7 +243,7 @@ def test_a_better_checkpoint_goes_into_service(server):
 
 
 def test_a_signal_under_load_loses_no_request(digits_run):
-    running = Running(digits_run)
+    running = Serving(digits_run)
     lost, answered, body = [], [], digit(7)
     stop = threading.Event()
 
@@ -285,7 +282,7 @@ def test_a_signal_under_load_loses_no_request(digits_run):
 def test_beyond_this_machine_a_token_is_needed(digits_run):
     with pytest.raises(ConfigError, match="others could reach the server; give --token"):
         serve.run([str(digits_run)], ServeOptions(host="0.0.0.0"), SilentConsole())
-    running = Running(digits_run, "--token", "open-sesame")
+    running = Serving(digits_run, "--token", "open-sesame")
     try:
         assert running.ask("GET", "/healthz")[0] == 200
         assert running.predict(digit(7))[0] == 401

@@ -41,7 +41,7 @@ def norm_and_gelu(channels: int) -> list[nn.Module]:
 
 def orthogonalise(matrix: Tensor) -> Tensor:
     a, b, c = ROUNDS
-    x = matrix / (matrix.norm() + 1e-7)
+    x: Tensor = matrix / (matrix.norm() + 1e-7)
     for _ in range(3):
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x

@@ -5,7 +5,7 @@
 Ours trains with images that lie in memory (`--synthetic-data`), as the loops do. The bars: 1.25 times the plain loop
 (NCHW, eager), and not below the loop tuned by hand (channels-last, fused SGD, an allocator that keeps memory). Also
 prints what share of the rate of matrix products, measured in the same process between the turns, ResNet-50 reaches;
-its goal is 60 %, which no bar enforces. `--compiled` lets the tuned loop with `torch.compile` play as well, which has no
+its goal is 60 %, which no bar enforces. `--compiled` lets the tuned loop with `torch.compile` play as well, without a
 bar. Ends with status 1 where a bar is missed.
 """
 

@@ -12,6 +12,7 @@ from convolve.config.loading import resolve, shipped
 from convolve.models import registry
 from reduction import reduce_size
 
+PLAIN = {"warmup_epochs": 0, "curves": False, "report": False}
 NO_FILES = {"checkpoints": False, "validation_mode": "none", "logs": False, "weight_avg_exp": [], "metrics": True}
 
 
@@ -89,14 +90,14 @@ def test_a_config_has_the_global_batch_and_rate_of_the_original(original, model,
 
 @pytest.mark.parametrize("kind", ["generated_data", "synthetic_data"])
 def test_made_up_data_train(kind, tmp_path):
-    given = {kind: True, "iterations": 2, "validation_mode": "none", "run_dir": tmp_path / "run", "warmup_epochs": 0}
+    given = {kind: True, "iterations": 2, "validation_mode": "none", "run_dir": tmp_path / "run", **PLAIN}
     report = train.run(resolve("lenet-mnist", None, given).config, SilentConsole())
     assert (report.steps, report.test_accuracy) == (2, None)
 
 
 @pytest.mark.parametrize("mode", ["after", "during", "none"])
-def test_validation_modes(mode, tmp_path):
-    given = {"epochs": 2, "validation_mode": mode, "run_dir": tmp_path / "run", "warmup_epochs": 0, "threads": 1}
+def test_a_validation_mode_decides_what_is_validated(mode, tmp_path):
+    given = {"epochs": 2, "validation_mode": mode, "run_dir": tmp_path / "run", "threads": 1, **PLAIN}
     report = train.run(resolve("lenet-digits", None, given).config, SilentConsole())
     rows = (report.run_dir / "validation.csv").read_text().splitlines()[1:]
     assert len(rows) == {"after": 2, "during": 2, "none": 0}[mode]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from convolve.config import Config
+from convolve.kernels.code import explain_absence
 from convolve.models.native_layers import use_native_layers
 from convolve.models.network import Network
 from convolve.numerics.arithmetic import Arithmetic
@@ -69,6 +70,13 @@ def use_kernels(config: Config, network: Network, choice: Choice | None = None) 
     if config.run.kernels == "torch" or choice.execution != "plain":
         return []
     return use_native_layers(network)
+
+
+def explain_kernels(config: Config, choice: Choice, where: torch.device) -> str | None:
+    """Why PyTorch computes layers that native code might have computed; None where it does not, or was asked to."""
+    if config.run.kernels == "torch" or choice.execution != "plain" or where.type != "cpu":
+        return None
+    return explain_absence()
 
 
 def _watchers(config: Config, choice: Choice, folder: Path, tell: Tell) -> list[Watcher]:

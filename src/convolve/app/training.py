@@ -27,7 +27,7 @@ from convolve.app.console import Console
 from convolve.app.describe import write_svg
 from convolve.app.layout import take_place
 from convolve.app.length import plan_samples
-from convolve.app.numerics import Numerics, compute_like_training, prepare_numerics, use_kernels
+from convolve.app.numerics import Numerics, compute_like_training, explain_kernels, prepare_numerics, use_kernels
 from convolve.app.report import write_training_report
 from convolve.app.validate import validate_checkpoints
 from convolve.checkpoint.background import BackgroundSaver
@@ -212,6 +212,8 @@ class Training:
         self.writer.event("numerics", **self.numerics.facts())
         if self.numerics.choice.execution != "plain":
             self.console.say(f"numerics {self.numerics.choice}")
+        if missing := explain_kernels(self.config, self.numerics.choice, self.material.device):
+            self.console.say(f"no native layers ({missing}): PyTorch's do the same work, and take longer")
 
     def assemble(self) -> Actions:
         """What a step is made of, and what happens between steps."""

@@ -1,11 +1,11 @@
-/* Batch norm in training, with ReLU behind it if asked for, and its gradients; float32, channels last.
+/* Batch norm in training, with an activation behind it if asked for, and its gradients; float32, channels last.
  *
  * The arithmetic, for the n values x of one channel, with weight w and bias b:
  *
  *     mean = sum(x) / n      variance = sum((x - mean)^2) / n      r = 1 / sqrt(variance + epsilon)
- *     y = (x - mean) w r + b,  then max(y, 0)
+ *     y = (x - mean) w r + b,  then the activation
  *
- * and for a gradient g of y, zero where ReLU closed (y is computed again for that, nothing is kept):
+ * and for a gradient g of y, as the activation lets it through (y is computed again for that, nothing is kept):
  *
  *     db = sum(g)      dw = r sum(g (x - mean))      dx = w r (g - db / n - (x - mean) r dw / n)
  *
@@ -16,7 +16,7 @@
  * blocks of a group, then over the groups in their order. Groups follow from the number of rows, so results do not
  * depend on the number of threads.
  */
-#include "vectors.h"
+#include "activations.h"
 
 #include <math.h>
 
@@ -32,7 +32,7 @@ typedef struct {
 /* `centre`, `scale` and `shift` hold values for a whole line; `sums` two lines of doubles for each group. */
 typedef struct {
     shape s;
-    int relu;
+    int activation;
     const float *x, *g;
     float *out, *centre, *scale, *shift, *along;
     double *sums;
@@ -41,7 +41,6 @@ typedef struct {
 
 INLINE int64_t width_of(const shape *s) { return s->per_line * s->c; }
 INLINE int64_t groups_of(const shape *s) { return least(GROUPS, over(s->rows, GROUP_ROWS)); }
-INLINE vector keep(mask m, vector a) { return (vector)((mask)a & m); }
 
 static shape shape_of(int64_t rows, int64_t c) {
     int64_t per_line = 1;
@@ -61,11 +60,12 @@ static void spread(const shape *s, const float *values, float *line) {
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
 
+#define INPUT -1 /* beside the activations: no gradient */
+
 /* What is added up: of the input alone d and d^2, of a gradient g and g d, with d = x - centre. */
 INLINE void terms(const int kind, const job *work, int64_t at, int64_t v, vector *a, vector *b) {
     vector d = LOAD(work->x + at) - LOAD(work->centre + v), g = d;
-    if (kind) g = LOAD(work->g + at);
-    if (kind == 2) g = keep(~(d * LOAD(work->scale + v) + LOAD(work->shift + v) <= 0), g);
+    if (kind != INPUT) g = let_through(kind, d * LOAD(work->scale + v) + LOAD(work->shift + v), LOAD(work->g + at));
     *a += g;
     *b += g * d;
 }
@@ -92,15 +92,32 @@ INLINE void add_lines(const int kind, const job *work, int64_t first, int64_t en
         for (int64_t v = 0; v < width; v += LANES) add_vector(kind, work, first, least(first + block, end), v, sums);
 }
 
-/* Rows that fill no line. */
-static void add_rest(const job *work, double *sums) {
+/* Rows that fill no line, in a line of their own, of three in `memory`; beyond them, nothing that adds to a sum. */
+static job rest_of(const job *work, float *memory) {
     int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
-    for (int64_t i = 0; i < left; i++) {
-        float d = work->x[done + i] - work->centre[i], g = work->g ? work->g[done + i] : d;
-        if (work->g && work->relu && d * work->scale[i] + work->shift[i] <= 0) g = 0;
-        sums[i] += g;
-        sums[width + i] += g * d;
+    float *x = memory, *g = x + width, *out = g + width;
+    memcpy(x, work->centre, 4 * width);
+    memset(g, 0, 4 * width);
+    memcpy(x, work->x + done, 4 * left);
+    if (work->g) memcpy(g, work->g + done, 4 * left);
+    job rest = *work;
+    rest.x = x, rest.g = work->g ? g : NULL, rest.out = out;
+    return rest;
+}
+
+static void add_lines_of(const job *work, int64_t first, int64_t end, double *sums) {
+    switch (work->g ? work->activation : INPUT) {
+    case INPUT: add_lines(INPUT, work, first, end, sums); break;
+    case NONE: add_lines(NONE, work, first, end, sums); break;
+    case RELU: add_lines(RELU, work, first, end, sums); break;
+    default: add_lines(SILU, work, first, end, sums);
     }
+}
+
+static void add_rest(const job *work, double *sums) {
+    float memory[3 * width_of(&work->s)];
+    job rest = rest_of(work, memory);
+    add_lines_of(&rest, 0, 1, sums);
 }
 
 static void run_sums(void *given) {
@@ -111,12 +128,7 @@ static void run_sums(void *given) {
         int64_t first = s->lines * i / groups, end = s->lines * (i + 1) / groups;
         double *sums = work->sums + 2 * i * width_of(s);
         memset(sums, 0, 16 * width_of(s));
-        if (!work->g)
-            add_lines(0, work, first, end, sums);
-        else if (!work->relu)
-            add_lines(1, work, first, end, sums);
-        else
-            add_lines(2, work, first, end, sums);
+        add_lines_of(work, first, end, sums);
         if (i == groups - 1) add_rest(work, sums);
     }
 }
@@ -135,42 +147,43 @@ static void add_groups(job *work) {
 
 /* ---- results --------------------------------------------------------------------------------------------------- */
 
-INLINE vector normalised(const int relu, const job *work, int64_t at, int64_t v) {
+INLINE vector normalised(const int kind, const job *work, int64_t at, int64_t v) {
     vector y = (LOAD(work->x + at) - LOAD(work->centre + v)) * LOAD(work->scale + v) + LOAD(work->shift + v);
-    return relu ? keep(~(y <= 0), y) : y;
+    return activated(kind, y);
 }
 
-INLINE vector input_gradient(const int relu, const job *work, int64_t at, int64_t v) {
-    vector d = LOAD(work->x + at) - LOAD(work->centre + v), g = LOAD(work->g + at), scale = LOAD(work->scale + v);
-    if (relu) g = keep(~(d * scale + LOAD(work->shift + v) <= 0), g);
+INLINE vector input_gradient(const int kind, const job *work, int64_t at, int64_t v) {
+    vector d = LOAD(work->x + at) - LOAD(work->centre + v), scale = LOAD(work->scale + v);
+    vector g = let_through(kind, d * scale + LOAD(work->shift + v), LOAD(work->g + at));
     const float *along = work->along + v, *plain = along + width_of(&work->s);
     return scale * g - d * LOAD(along) - LOAD(plain);
 }
 
-#define LINES(EXPRESSION)                                                                   \
-    for (int64_t i = first; i < end; i++)                                                   \
-        for (int64_t v = 0; v < width; v += LANES) STORE(work->out + i * width + v, EXPRESSION);
-
-static void write_lines(const job *work, int64_t first, int64_t end) {
+INLINE void write_lines(const int kind, const job *work, int64_t first, int64_t end) {
     int64_t width = width_of(&work->s);
-    if (!work->g && !work->relu) LINES(normalised(0, work, i * width + v, v))
-    if (!work->g && work->relu) LINES(normalised(1, work, i * width + v, v))
-    if (work->g && !work->relu) LINES(input_gradient(0, work, i * width + v, v))
-    if (work->g && work->relu) LINES(input_gradient(1, work, i * width + v, v))
+    if (work->g) {
+        for (int64_t at = first * width; at < end * width; at += width)
+            for (int64_t v = 0; v < width; v += LANES) STORE(work->out + at + v, input_gradient(kind, work, at + v, v));
+    } else {
+        for (int64_t at = first * width; at < end * width; at += width)
+            for (int64_t v = 0; v < width; v += LANES) STORE(work->out + at + v, normalised(kind, work, at + v, v));
+    }
 }
 
-/* Rows that fill no line: through a line of their own. */
+static void write_lines_of(const job *work, int64_t first, int64_t end) {
+    switch (work->activation) {
+    case NONE: write_lines(NONE, work, first, end); break;
+    case RELU: write_lines(RELU, work, first, end); break;
+    default: write_lines(SILU, work, first, end);
+    }
+}
+
 static void write_rest(const job *work) {
     int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
-    float x[width], g[width], out[width];
-    job last = *work;
-    memset(x, 0, 4 * width);
-    memset(g, 0, 4 * width);
-    memcpy(x, work->x + done, 4 * left);
-    if (work->g) memcpy(g, work->g + done, 4 * left);
-    last.x = x, last.g = work->g ? g : NULL, last.out = out;
-    write_lines(&last, 0, 1);
-    memcpy(work->out + done, out, 4 * left);
+    float memory[3 * width];
+    job rest = rest_of(work, memory);
+    write_lines_of(&rest, 0, 1);
+    memcpy(work->out + done, rest.out, 4 * left);
 }
 
 static void run_results(void *given) {
@@ -178,7 +191,7 @@ static void run_results(void *given) {
     int64_t lines = work->s.lines, block = 2 * BLOCK_FLOATS / width_of(&work->s) + 1, blocks = over(lines, block);
     for (int64_t i; (i = take(&work->crew.next)) <= blocks;)
         if (i < blocks)
-            write_lines(work, i * block, least((i + 1) * block, lines));
+            write_lines_of(work, i * block, least((i + 1) * block, lines));
         else if (lines * work->s.per_line < work->s.rows)
             write_rest(work);
 }
@@ -208,10 +221,10 @@ static void place_constants(job *work, const float *mean, const float *r, const 
 }
 
 /* `found` becomes the means, the unbiased variances and r, one after the other. */
-int convolve_batch_norm_forward(int64_t rows, int64_t c, int relu, double epsilon, const float *x, const float *w,
+int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, double epsilon, const float *x, const float *w,
                                 const float *b, float *y, float *found, char *scratch, int threads,
                                 parallel_fn parallel) {
-    job work = {.s = shape_of(rows, c), .relu = relu, .x = x, .out = y};
+    job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .out = y};
     work.crew = crew_of(&work.s, threads, parallel);
     settle_in(&work, scratch);
     spread(&work.s, x, work.centre);
@@ -228,10 +241,10 @@ int convolve_batch_norm_forward(int64_t rows, int64_t c, int relu, double epsilo
     return 0;
 }
 
-int convolve_batch_norm_backward(int64_t rows, int64_t c, int relu, const float *x, const float *g, const float *w,
+int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const float *x, const float *g, const float *w,
                                  const float *b, const float *found, float *dx, float *dw, float *db, char *scratch,
                                  int threads, parallel_fn parallel) {
-    job work = {.s = shape_of(rows, c), .relu = relu, .x = x, .g = g, .out = dx};
+    job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .g = g, .out = dx};
     const float *r = found + 2 * c;
     float along[c], plain[c];
     work.crew = crew_of(&work.s, threads, parallel);

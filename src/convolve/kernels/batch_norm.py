@@ -1,6 +1,6 @@
-"""Batch norm in training as one operation with gradients, with ReLU in the same passes if asked for (`batch_norm.c`).
+"""Batch norm in training, with the activation behind it, as one operation with gradients (`batch_norm.c`).
 
-Both are bound by memory: PyTorch's pair walks over a tensor eleven times forward and backward, this one seven times.
+They are bound by memory: PyTorch's norm and ReLU walk over a tensor eleven times forward and backward, this seven times.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ _SIGNATURES = Signatures(
     scratch=(LONG, LONG),
 )
 
-Activation = Literal["none", "relu"]
+Activation = Literal["none", "relu", "silu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C file knows them by their number
 
 

@@ -32,7 +32,6 @@ typedef int8_t bytes __attribute__((vector_size(LANES)));
 #define HOLD(v)
 #endif
 
-INLINE vector choose(mask m, vector a, vector b) { return (vector)(((mask)a & m) | ((mask)b & ~m)); }
 
 /* ---- forward --------------------------------------------------------------------------------------------------- */
 

@@ -20,6 +20,9 @@ typedef float vector __attribute__((vector_size(4 * LANES)));
 typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t mask __attribute__((vector_size(4 * LANES)));
 
+INLINE vector keep(mask m, vector a) { return (vector)((mask)a & m); }
+INLINE vector choose(mask m, vector a, vector b) { return (vector)(((mask)a & m) | ((mask)b & ~m)); }
+
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; } /* rounded up */

@@ -36,11 +36,6 @@ def load(*options: str) -> Kernel | None:
     return code.load_kernel(_FILE, _SIGNATURES, options)
 
 
-def describe() -> str | None:
-    """Why there are no such convolutions here; None where there are."""
-    return code.explain_absence(_FILE)
-
-
 def suits_channels(inputs: int, outputs: int) -> bool:
     """Whether this machine's native code takes such filters."""
     kernel = load()

@@ -119,7 +119,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked += sums[-1].round().to(torch.int64)
 
 
-ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu"}
+ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 
 
 def normalise_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convolve.kernels import winograd
+from convolve.kernels import depthwise, winograd
+from convolve.kernels.code import are_plain
 from convolve.models.fusing import fuse_pools, use_native_norms
 from convolve.models.network import Network
+from convolve.models.units import as_pair
 
 
 class WinogradConv2d(nn.Conv2d):
@@ -15,8 +17,37 @@ class WinogradConv2d(nn.Conv2d):
         """Convolve."""
         if not winograd.suits_image(x):
             return functional.conv2d(x, self.weight, self.bias, padding=1)
-        out = winograd.convolve(x, self.weight)
-        return out if self.bias is None else out + self.bias[:, None, None]
+        return _add_bias(winograd.convolve(x, self.weight), self.bias)
+
+    @staticmethod
+    def replaces(conv: nn.Conv2d) -> bool:
+        """Whether it is one that this computes."""
+        return (
+            (conv.kernel_size, conv.stride, conv.groups) == ((3, 3), (1, 1), 1)
+            and conv.padding in ((1, 1), "same")
+            and winograd.suits_channels(conv.in_channels, conv.out_channels)
+        )
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """A convolution with one filter for each channel, whose gradients take fewer walks over memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve."""
+        if not are_plain(x, self.weight):
+            return super().forward(x)
+        return _add_bias(depthwise.convolve(x, self.weight, self.stride[0]), self.bias)
+
+    @staticmethod
+    def replaces(conv: nn.Conv2d) -> bool:
+        """Whether it is one that this computes."""
+        (side, width), (stride, across) = conv.kernel_size, as_pair(conv.stride)
+        return (
+            conv.groups == conv.in_channels == conv.out_channels
+            and (side, stride) == (width, across)
+            and conv.padding == (side // 2, side // 2)
+            and depthwise.suits(conv.in_channels, side, stride)
+        )
 
 
 def use_native_layers(network: Network) -> list[str]:
@@ -25,26 +56,28 @@ def use_native_layers(network: Network) -> list[str]:
     Layers are replaced by ones that share their parameters.
     """
     fused = fuse_pools(network) + use_native_norms(network)
-    found = [name for name, module in network.named_modules() if _suits(module)]
-    for name in found:
+    found = {name: kind for name, module in network.named_modules() if (kind := _find_kind(module))}
+    for name, kind in found.items():
         parent, _, last = name.rpartition(".")
         owner = network.get_submodule(parent)
-        setattr(owner, last, _replace(getattr(owner, last)))
-    return fused + found
+        setattr(owner, last, _replace(getattr(owner, last), kind))
+    return fused + list(found)
 
 
-def _suits(module: nn.Module) -> bool:
-    return (
-        type(module) is nn.Conv2d
-        and (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1))
-        and module.padding in ((1, 1), "same")
-        and module.padding_mode == "zeros"
-        and module.groups == 1
-        and winograd.suits_channels(module.in_channels, module.out_channels)
-    )
+def _find_kind(module: nn.Module) -> type[nn.Conv2d] | None:
+    """The native layer that computes what a module does."""
+    if type(module) is not nn.Conv2d or module.dilation != (1, 1) or module.padding_mode != "zeros":
+        return None
+    return next((kind for kind in (WinogradConv2d, DepthwiseConv2d) if kind.replaces(module)), None)
 
 
-def _replace(conv: nn.Conv2d) -> WinogradConv2d:
-    made = WinogradConv2d(conv.in_channels, conv.out_channels, 3, padding=1, bias=conv.bias is not None, device="meta")
+def _replace(conv: nn.Conv2d, kind: type[nn.Conv2d]) -> nn.Conv2d:
+    channels, has_bias = (conv.in_channels, conv.out_channels), conv.bias is not None
+    options = {"stride": conv.stride, "padding": conv.padding, "groups": conv.groups, "bias": has_bias}
+    made = kind(*channels, conv.kernel_size, **options, device="meta")  # type: ignore[arg-type]
     made.weight, made.bias = conv.weight, conv.bias
     return made.train(conv.training)
+
+
+def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else out + bias[:, None, None]

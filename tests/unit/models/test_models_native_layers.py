@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from convolve.config.schema import ModelConfig
-from convolve.kernels import winograd
+from convolve.kernels.code import explain_absence
 from convolve.models import registry
 from convolve.models.folding import fold_batch_norms
-from convolve.models.native_layers import WinogradConv2d, use_native_layers
+from convolve.models.native_layers import DepthwiseConv2d, WinogradConv2d, use_native_layers
 
-pytestmark = pytest.mark.skipif(winograd.describe() is not None, reason=f"no native code: {winograd.describe()}")
+pytestmark = pytest.mark.skipif(explain_absence() is not None, reason=f"no native code: {explain_absence()}")
 
 
 def build(name="resnet8-cifar"):
@@ -35,6 +35,19 @@ def test_the_network_computes_the_same_function():
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
     for one, other in zip(plain.parameters(), native.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3 * one.grad.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["efficientnet-cifar", "mobilenet-v2", "mobilenet-v3-small"])
+def test_networks_of_depthwise_convolutions_compute_the_same_function(name):
+    plain = build(name)
+    plain.chance.move(seed=0, step=0, first=0)
+    native = copy.deepcopy(plain)
+    named = use_native_layers(native)
+    assert any(isinstance(native.get_submodule(one), DepthwiseConv2d) for one in named)
+    torch.manual_seed(0)
+    x = torch.randn(8, *plain.input_shape).contiguous(memory_format=torch.channels_last)
+    outputs = [network(x) for network in (plain, native)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=1e-3 * outputs[0].abs().max().item())
 
 
 def test_layers_keep_their_names_parameters_and_mode():

@@ -1,0 +1,78 @@
+"""Convolutions with one filter for each channel in native code (`depthwise.c`), with gradients.
+
+Results differ from PyTorch's in the last bits (about 1e-7 of the largest value, 1e-5 for the filters' gradients), as
+the sums are others. Where there is no native code, there is no such convolution: callers use PyTorch's.
+"""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from convolve.kernels import code
+from convolve.kernels.code import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
+
+SIDES, STRIDES = (3, 5), (1, 2)
+
+_Sizes = LONG * 8  # images, height, width, channels, side, stride, height and width of the result: `shape` in C
+_SIZES = ctypes.POINTER(_Sizes)
+_SIGNATURES = Signatures(forward=(_SIZES, *[POINTER] * 4), backward=(_SIZES, *[POINTER] * 6), scratch=(_SIZES, INT))
+
+
+@cache
+def load(*options: str) -> Kernel | None:
+    """The kernel for this CPU, compiled with further options; None where it cannot be."""
+    return code.load_kernel("depthwise.c", _SIGNATURES, options)
+
+
+def suits(channels: int, side: int, stride: int) -> bool:
+    """Whether this machine's native code takes such filters."""
+    kernel = load()
+    return kernel is not None and side in SIDES and stride in STRIDES and channels % kernel.constant("lanes") == 0
+
+
+def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """The convolution of each channel with its filter, padded so that stride 1 keeps the size; in channels-last."""
+    channels, side = weight.shape[0], weight.shape[-1]
+    assert x.shape[1] == channels and suits(channels, side, stride), f"{tuple(weight.shape)}: not for native code"
+    out: Tensor = _Depthwise.apply(x, weight, stride)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        kernel, x, sizes = code.require(load()), dense(x), _sizes(x, weight, stride)
+        y = torch.empty((len(x), len(weight), *sizes[-2:]), memory_format=torch.channels_last)
+        taps, threads = _by_tap(weight), torch.get_num_threads()
+        scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
+        kernel.forward(sizes, *addresses(x, taps, y, scratch), threads, kernel.parallel)
+        ctx.save_for_backward(x, weight)
+        ctx.stride = stride
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        kernel, g, sizes = code.require(load()), dense(gradients[0]), _sizes(x, weight, ctx.stride)
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        taps = _by_tap(weight)
+        dw, threads = torch.empty_like(taps), torch.get_num_threads()
+        scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
+        kernel.backward(sizes, *addresses(x, taps, g, dx, dw, scratch), threads, kernel.parallel)
+        return dx, dw.T.reshape(weight.shape), None
+
+
+def _sizes(x: Tensor, weight: Tensor, stride: int) -> Any:
+    images, channels, height, width = x.shape
+    results = ((side - 1) // stride + 1 for side in (height, width))
+    return _Sizes(images, height, width, channels, weight.shape[-1], stride, *results)
+
+
+def _by_tap(weight: Tensor) -> Tensor:
+    """Filters as [tap][channel]."""
+    return weight.detach().reshape(len(weight), -1).T.contiguous()

@@ -1,6 +1,6 @@
 """Batch norm in training, with the activation behind it, as one operation with gradients (`batch_norm.c`).
 
-They are bound by memory: PyTorch's norm and ReLU walk over a tensor eleven times forward and backward, this seven times.
+They are bound by memory: PyTorch's norm and ReLU walk over a tensor eleven times in both passes, this seven times.
 """
 
 from functools import cache

@@ -53,7 +53,6 @@ from convolve.models.network import Network
 from convolve.optim.optimisers import build_optimiser
 from convolve.optim.schedules import Span, build_schedule
 from convolve.parallel.team import Synchroniser, Team
-from convolve.report.curves import draw_curves
 from convolve.report.records import RunInfo
 from convolve.report.summary import case_name, write_summary
 from convolve.report.throughput import Throughput
@@ -319,6 +318,9 @@ class Training:
         if self.config.log.logs and self.team.first:
             write_summary(self.folder, self._figures(report, throughput))
             if self.config.log.curves and self.config.log.metrics:
+                # Not before it is needed: matplotlib takes half a second to load.
+                from convolve.report.curves import draw_curves
+
                 draw_curves(self.folder)
             if self.config.log.report and stopped_by is None:
                 write_training_report(self.folder, self.trained, self.material, evaluated=test is not None)

@@ -8,7 +8,9 @@ point elsewhere.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ FORMAT = "convolve-checkpoint"
 VERSION = 1
 
 _LARGEST_MANIFEST = 2**16
+_PIECE = 2**20
 _REMEDY = "use another checkpoint, or `convolve restore RUN`, which takes the newest whole one"
 
 
@@ -56,15 +59,19 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Each file of a checkpoint with its bytes, after they were compared with the manifest."""
     for name, entry in read_manifest(folder).items():
         data = _read(folder / name, entry.size)
-        if _digest(data) != entry.sha256:
-            raise _damage(folder / name, f"sha256 differs from {MANIFEST_FILE}")
+        _compare(folder / name, _digest(data), entry)
         yield name, data
 
 
 def verify(folder: Path) -> None:
-    """Raise CheckpointError unless every file of a checkpoint is there and whole."""
-    for _ in read_files(folder):
-        pass
+    """Raise CheckpointError unless every file of a checkpoint is there and whole; needs no memory for it."""
+    for name, entry in read_manifest(folder).items():
+        _compare(folder / name, _digest_file(folder / name, entry.size), entry)
+
+
+def _compare(path: Path, found: str, entry: Entry) -> None:
+    if found != entry.sha256:
+        raise _damage(path, f"sha256 differs from {MANIFEST_FILE}")
 
 
 def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, Entry]:
@@ -88,6 +95,22 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, Entry]:
 
 def _read(path: Path, size: int | None) -> bytes:
     """The bytes of a file; `size` is what the manifest says, None for the manifest itself."""
+    with _reading(path, size) as file:
+        return file.read()
+
+
+def _digest_file(path: Path, size: int) -> str:
+    """The same as `_digest` of its bytes, a piece at a time."""
+    digest, piece = hashlib.sha256(), bytearray(_PIECE)
+    with _reading(path, size) as file:
+        while count := file.readinto(piece):
+            digest.update(memoryview(piece)[:count])
+    return digest.hexdigest()
+
+
+@contextmanager
+def _reading(path: Path, size: int | None) -> Iterator[FileIO]:
+    """A file of the right size, to be read."""
     try:
         if not path.is_file():
             raise _damage(path, "missing")
@@ -96,7 +119,8 @@ def _read(path: Path, size: int | None) -> bytes:
             raise _damage(path, f"{found} bytes instead of {size}")
         if size is None and found > _LARGEST_MANIFEST:
             raise _damage(path, f"{found} bytes are too many for a manifest")
-        return path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            yield file
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}); {_REMEDY}") from error
 

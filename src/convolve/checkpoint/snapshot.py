@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as unpack_tensors
 from safetensors.torch import save as pack_tensors
@@ -81,15 +80,22 @@ def describe_foreign(head: bytes, suffix: str) -> str | None:
 
 
 def _pack(part: str, tensors: Mapping[str, Tensor]) -> bytes:
-    """Copies come first: shared and strided tensors are fine, and later changes cannot reach what is written."""
+    """The bytes are made here and now, so only what is strided, or shares memory with others, is copied before."""
+    places: set[int] = set()
     try:
-        return pack_tensors({name: _copy(tensor) for name, tensor in tensors.items()})
+        return pack_tensors({name: _detach(tensor, places) for name, tensor in tensors.items()})
     except _UNREADABLE as error:
         raise CheckpointError(f"part {part!r} cannot be stored as safetensors: {_one_line(error)}") from error
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+def _detach(tensor: Tensor, places: set[int]) -> Tensor:
+    """The values as safetensors takes them: dense, in memory of the CPU that is not among those taken."""
+    dense = tensor.detach().cpu().contiguous()
+    place = dense.untyped_storage().data_ptr()
+    if place in places:
+        return dense.clone()
+    places.add(place)
+    return dense
 
 
 def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Resizing: the written arithmetic, torch and native code, with and without vectors, give the same bytes."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from convolve import native
-from convolve.data.resizing import Job, bind, plan_axis, resize, resize_by_torch
+from convolve.data.resizing import Job, _load, bind, plan_axis, resize, resize_by_torch
+from forked_commands import FORKS
 
 SIZES = [
     ((1, 1), (5, 7)),
@@ -107,29 +109,24 @@ def test_weights_are_never_negative_and_add_up_to_one():
             assert np.abs(axis.weights.sum(1) / (1 << axis.bits) - 1).max() < 1e-3
 
 
-CODE = """
-import hashlib, numpy as np, torch
-from convolve.data.resizing import Job, _load, resize
-assert (_load() is None) == {off}
-pixels = np.random.default_rng(0).integers(0, 256, (3, 90, 70, 3), np.uint8)
-targets = torch.empty((3, 48, 48, 3), dtype=torch.uint8)
-resize([Job(one, target, True) for one, target in zip(pixels, targets)])
-print(hashlib.sha256(targets.numpy().tobytes()).hexdigest())
-"""
+def digest_resized(native, settings):
+    """A hash of pictures that were made smaller, in a process of its own, with or without native code."""
+    os.environ.update(settings)
+    assert (_load() is not None) == native
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 90, 70, 3), np.uint8)
+    targets = torch.empty((3, 48, 48, 3), dtype=torch.uint8)
+    resize([Job(one, target, True) for one, target in zip(pixels, targets, strict=True)])
+    return hashlib.sha256(targets.numpy().tobytes()).hexdigest()
 
 
 def test_neither_the_compiler_nor_torchs_own_vectors_change_a_byte():
+    """Torch chooses its vectors when it is imported, so that takes a new interpreter."""
     native_forms()
-    hashes = set()
-    for off, given in (
-        (False, {}),
-        (True, {"CONVOLVE_KERNEL": "torch"}),
-        (True, {"CONVOLVE_KERNEL": "torch", "ATEN_CPU_CAPABILITY": "default"}),
-    ):
-        words = [sys.executable, "-c", CODE.format(off=off)]
-        ended = subprocess.run(
-            words, env={**os.environ, **given}, capture_output=True, text=True, check=False, timeout=120
-        )
-        assert ended.returncode == 0, ended.stderr
-        hashes.add(ended.stdout)
-    assert len(hashes) == 1
+    off = {"CONVOLVE_KERNEL": "torch"}
+    with FORKS.Pool(2, maxtasksperchild=1) as pool:
+        hashes = pool.starmap(digest_resized, [(True, {}), (False, off)], chunksize=1)
+    words = [sys.executable, "-c", f"from {__name__} import digest_resized; print(digest_resized(False, {off}))"]
+    given = {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(words, env={**os.environ, **given}, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert {*hashes, ended.stdout.strip()} == {hashes[0]}

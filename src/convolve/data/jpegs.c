@@ -60,7 +60,8 @@ static int read_frame(const uint8_t *frame, int64_t length, jpeg *found) {
     int colours = frame[7];
     found->height = frame[3] << 8 | frame[4];
     found->width = frame[5] << 8 | frame[6];
-    return frame[2] == 8 && (colours == 1 || colours == 3) && length == 8 + 3 * colours && found->height && found->width;
+    int known = frame[2] == 8 && (colours == 1 || colours == 3) && length == 8 + 3 * colours;
+    return known && found->height && found->width;
 }
 
 /* Follows the markers up to the first scan; zero for anything unusual. */

@@ -40,6 +40,7 @@ typedef struct {
 } job;
 
 INLINE int64_t width_of(const shape *s) { return s->per_line * s->c; }
+INLINE int has_rest(const shape *s) { return s->lines * s->per_line < s->rows; }
 INLINE int64_t groups_of(const shape *s) { return least(GROUPS, over(s->rows, GROUP_ROWS)); }
 
 static shape shape_of(int64_t rows, int64_t c) {
@@ -129,7 +130,7 @@ static void run_sums(void *given) {
         double *sums = work->sums + 2 * i * width_of(s);
         memset(sums, 0, 16 * width_of(s));
         add_lines_of(work, first, end, sums);
-        if (i == groups - 1) add_rest(work, sums);
+        if (i == groups - 1 && has_rest(s)) add_rest(work, sums);
     }
 }
 
@@ -192,7 +193,7 @@ static void run_results(void *given) {
     for (int64_t i; (i = take(&work->crew.next)) <= blocks;)
         if (i < blocks)
             write_lines_of(work, i * block, least((i + 1) * block, lines));
-        else if (lines * work->s.per_line < work->s.rows)
+        else if (has_rest(&work->s))
             write_rest(work);
 }
 
@@ -241,9 +242,9 @@ int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, double 
     return 0;
 }
 
-int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const float *x, const float *g, const float *w,
-                                 const float *b, const float *found, float *dx, float *dw, float *db, char *scratch,
-                                 int threads, parallel_fn parallel) {
+int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const float *x, const float *g,
+                                 const float *w, const float *b, const float *found, float *dx, float *dw, float *db,
+                                 char *scratch, int threads, parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .g = g, .out = dx};
     const float *r = found + 2 * c;
     float along[c], plain[c];

@@ -6,15 +6,15 @@
  *     dw[p][q] = sum of g[i][j] x[s i + p - e][s j + q - e]                      over all images and i, j
  *     dx[a][b] = sum of w[p][q] g[i][j]     over all that have s i + p - e = a and s j + q - e = b
  *
- * With stride 1, dx is the convolution of g with the filter turned by half a circle; with stride 2, each g is handed out
- * to the pixels that it came from.
+ * With stride 1, dx is the convolution of g with the filter turned by half a circle; with stride 2, each g is handed
+ * out to the pixels that it came from.
  *
  * An image has few operations for each of its values, so what counts is how often memory is walked over. Of some
  * channels, so many as fill a line of the cache, the pixels of an image are copied to where they lie side by side among
  * zeros; all sums are made there.
  *
- * Results do not depend on the number of threads: sums for dw are made for groups of images that follow from the size of
- * the batch, then added up group by group. An image has the same y and dx in any batch.
+ * Results do not depend on the number of threads: sums for dw are made for groups of images that follow from the size
+ * of the batch, then added up group by group. An image has the same y and dx in any batch.
  *
  * Channel counts are multiples of LANES, filters 3x3 or 5x5.
  */

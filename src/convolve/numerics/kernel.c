@@ -1,7 +1,7 @@
 /* Rounding of float32 arrays, in place, onto the grid of fp16 or bf16; values stay float32.
  *
- * Nearest, ties to even. fp16 keeps 10 of the 23 mantissa bits, bf16 keeps 7; adding half a step (and one more where the
- * last kept bit is odd, less one) to the integer that holds the bits, and clearing the rest, rounds all normal values,
+ * Nearest, ties to even. fp16 keeps 10 of the 23 mantissa bits, bf16 keeps 7; adding half a step (and one more where
+ * the last kept bit is odd, less one) to the integer that holds the bits, and clearing the rest, rounds all normal values,
  * with the carry running into the exponent as it must. bf16 has the exponents of float32, so this holds for its
  * subnormals too. Below 2^-14 fp16 has the fixed spacing 2^-24, which is the spacing of float32 in [0.5, 1): adding and
  * subtracting 0.75 rounds there.
@@ -110,7 +110,7 @@ static void run_chunks(void *given) {
     }
 }
 
-/* `parallel` is the GOMP_parallel of the OpenMP library that torch itself uses (or NULL): one pool of threads, not two. */
+/* `parallel` is GOMP_parallel of the OpenMP library that torch itself uses (or NULL): one pool of threads, not two. */
 int convolve_round(float *data, int64_t size, int kind, int clamped, uint64_t key, int threads, parallel_fn parallel) {
     job work = {data, size, 0, (uint32_t)key, (uint32_t)(key >> 32), clamped != 0, 0, kind};
     if (parallel && threads > 1 && size > 2 * CHUNK)

@@ -1,9 +1,9 @@
 /* Rounding of float32 arrays, in place, onto the grid of fp16 or bf16; values stay float32.
  *
  * Nearest, ties to even. fp16 keeps 10 of the 23 mantissa bits, bf16 keeps 7; adding half a step (and one more where
- * the last kept bit is odd, less one) to the integer that holds the bits, and clearing the rest, rounds all normal values,
- * with the carry running into the exponent as it must. bf16 has the exponents of float32, so this holds for its
- * subnormals too. Below 2^-14 fp16 has the fixed spacing 2^-24, which is the spacing of float32 in [0.5, 1): adding and
+ * the last kept bit is odd, less one) to the integer that holds the bits, and clearing the rest, rounds all normal
+ * values, with the carry running into the exponent as it must. bf16 has the exponents of float32, so this holds for
+ * its subnormals too. Below 2^-14 fp16 has the fixed spacing 2^-24, which is that of float32 in [0.5, 1): adding and
  * subtracting 0.75 rounds there.
  *
  * Stochastic. The same, with uniform random bits in place of the half step: a value goes up with a probability that is

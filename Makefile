@@ -39,7 +39,7 @@ test: $(READY_DEV)
 
 # Every fault as often as promised, a quarter of an hour; a kind that was tried less often fails it. One table at the end.
 faults: $(READY_DEV)
-	FAULTS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 -m "" -v
+	FAULTS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 --dist worksteal -m "" -v
 
 soak: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES)

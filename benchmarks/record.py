@@ -4,8 +4,8 @@
 
 The record's own script knows GPUs with 16-bit formats only. This is its network and its update, written for a CPU in
 fp32 with nothing but PyTorch: channels-last, a fused optimiser and an allocator that keeps memory. It steps on one
-batch of 2000 images that is there already. The first layer's bias is left as it is all the time, which the record does
-from its third epoch on, and which is quicker.
+batch of 2000 images that is there already. Only the time of a step counts, so all that is not a convolution has one
+rate; and the first layer's bias is left as it is, which the record does from its third epoch on, and which is quicker.
 """
 
 import sys

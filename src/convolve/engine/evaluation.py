@@ -16,6 +16,7 @@ from convolve.engine.tally import Counts, MetricTally
 from convolve.engine.views import Answer, answer_views
 from convolve.models.folding import count_batch_norms, fold_batch_norms
 from convolve.models.network import Network
+from convolve.models.watching import is_watched
 from convolve.parallel.team import Alone, Team
 
 
@@ -33,7 +34,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 def quicken(model: Network) -> Network:
     """A network that answers alike in less time, if there is one; it must not outlive the weights it was made from."""
-    watched = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    watched = any(map(is_watched, model.modules()))
     return model if watched or not count_batch_norms(model) else fold_batch_norms(model)
 
 

@@ -63,11 +63,11 @@ INLINE int64_t blocks_of(const shape *s) { return over(s->c, PIXEL); }
 
 /* ---- copies ---------------------------------------------------------------------------------------------------- */
 
-/* A seat for this thread; copies begin as zeros, and their edges stay so. */
+/* A seat for this thread; copies of what is given begin as zeros, and their edges stay so. */
 static bench sit_down(job *work) {
     const shape *s = work->s;
     float *start = work->benches + take(&work->all.seats) * bench_size(s);
-    memset(start, 0, 4 * bench_size(s));
+    memset(start, 0, 4 * (image_size(s) + gradient_size(s)));
     return (bench){start, start + image_size(s), start + image_size(s) + gradient_size(s)};
 }
 

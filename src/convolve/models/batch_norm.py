@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from convolve.device import widest_float
 from convolve.kernels import batch_norm
+from convolve.models.watching import is_watched
 
 Add = Callable[[Tensor], Tensor]
 
@@ -56,8 +57,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         return out
 
     def can_activate(self, x: Tensor) -> bool:
-        """Whether the norm and an activation behind it can be done at once, with nobody looking between them."""
-        return self.training and self._suits_native(x) and not is_watched(self)
+        """Whether the norm and an activation behind it can be done at once."""
+        return self.training and self._suits_native(x)
 
     def activate(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
         """Normalise in training, and activate, in native code."""
@@ -123,18 +124,13 @@ ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn
 
 
 def normalise_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
-    """activation(norm(x)); at once where native code has the pair."""
+    """activation(norm(x)); at once where native code has the pair, and nobody looks at either."""
     kind = ACTIVATIONS.get(type(activation))
-    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not is_watched(activation):
+    watched = is_watched(norm) or is_watched(activation)
+    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not watched:
         return norm.activate(x, kind)
     out: Tensor = activation(norm(x))
     return out
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody looks at what goes into a module or comes out of it."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
 
 
 class _ThroughStatistics(torch.autograd.Function):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from convolve.errors import ConfigError, suggest
-from convolve.models.batch_norm import is_watched
 from convolve.models.chance import Chance
 from convolve.models.recomputation import run_recomputed
 from convolve.models.units import find_trios
+from convolve.models.watching import is_watched
 
 Shape = tuple[int, ...]
 Operation = Callable[[Sequence[nn.Module], Tensor], Tensor | None]

@@ -56,12 +56,11 @@ def threads():
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_number_of_channels_gives_what_torch_gives(activation):
     for channels in range(1, 71):
-        given = draw((3, channels, 5, 4))
+        given = draw((3, channels, 5, 4), seed=2)
         ours = learn(native(activation), given)
         theirs = learn(layers(activation), [tensor.double() for tensor in given])
         for name, one, other in zip(("y", "dx", "dw", "db"), ours, theirs, strict=True):
-            cancelled = (one - other).abs().max() < 1e-6
-            assert cancelled or distance(one, other) < 1e-5, f"{name} with {channels} channels"
+            assert distance(one, other) < 1e-5, f"{name} with {channels} channels"
 
 
 @pytest.mark.parametrize("shape", [(64, 20, 12, 12), (1, 3, 3, 4), (9, 5, 1, 1), (33, 7, 9, 11), (8, 130, 16, 16)])

@@ -52,7 +52,8 @@ from convolve.models.batch_norm import NormStatistics
 from convolve.models.network import Network
 from convolve.optim.optimisers import build_optimiser
 from convolve.optim.schedules import Span, build_schedule
-from convolve.parallel.team import Synchroniser, Team
+from convolve.parallel.synchroniser import Synchroniser
+from convolve.parallel.team import Team
 from convolve.report.records import RunInfo
 from convolve.report.summary import case_name, write_summary
 from convolve.report.throughput import Throughput
@@ -212,7 +213,7 @@ class Training:
         if self.numerics.choice.execution != "plain":
             self.console.say(f"numerics {self.numerics.choice}")
         if missing := explain_kernels(self.config, self.numerics.choice, self.material.device):
-            self.console.say(f"no native layers ({missing}): PyTorch's do the same work, and take longer")
+            self.console.say(f"layers without native code ({missing}): PyTorch's do the same work, and take longer")
 
     def assemble(self) -> Actions:
         """What a step is made of, and what happens between steps."""

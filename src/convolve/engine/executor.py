@@ -19,7 +19,7 @@ from convolve.engine.tally import Tally
 from convolve.models.network import Network
 from convolve.numerics.arithmetic import Arithmetic, PlainArithmetic
 from convolve.parallel.stages import Pipeline
-from convolve.parallel.team import NoSynchroniser, Synchroniser
+from convolve.parallel.synchroniser import NoSynchroniser, Synchroniser
 
 
 class Executor(Protocol):

@@ -14,7 +14,8 @@ from convolve.models.batch_norm import NormStatistics
 from convolve.optim.optimisers import set_rate
 from convolve.optim.schedules import Schedule
 from convolve.parallel.sharding import Ownership, SoleOwner
-from convolve.parallel.team import Alone, NoSynchroniser, Synchroniser, Team
+from convolve.parallel.synchroniser import NoSynchroniser, Synchroniser
+from convolve.parallel.team import Alone, Team
 
 Clip = Callable[[nn.Module], None]
 

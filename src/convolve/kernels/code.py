@@ -15,6 +15,9 @@ PACKAGE = "convolve.kernels"
 # Sums may be fused: the last bits of these layers are their own.
 OPTIONS = ("-ffp-contract=fast",)
 
+# Why C files that were asked for could not be compiled.
+_reasons: dict[str, str] = {}
+
 
 class Signatures(NamedTuple):
     """What the functions of a C file take; both passes end with the number of threads and what starts them."""
@@ -42,6 +45,7 @@ def load_kernel(file: str, signatures: Signatures, options: tuple[str, ...] = ()
     """The kernel of a C file, whose functions start with `convolve_` and its name; None where it cannot be compiled."""
     library = native.load(PACKAGE, file, (*OPTIONS, *options))
     if isinstance(library, str):
+        _reasons[file] = library
         return None
     name = f"convolve_{file.removesuffix('.c')}"
     return Kernel(
@@ -54,9 +58,9 @@ def load_kernel(file: str, signatures: Signatures, options: tuple[str, ...] = ()
 
 
 def explain_absence() -> str | None:
-    """Why there are no native layers here; None where there are. One file stands for all: a compiler makes each."""
-    library = native.load(PACKAGE, "batch_norm.c", OPTIONS)
-    return library if isinstance(library, str) else None
+    """Why native code that this process asked for could not be had; None where all of it could."""
+    reasons = dict.fromkeys(_reasons.values())
+    return "; ".join(reasons) or None
 
 
 def require(kernel: Kernel | None) -> Kernel:

@@ -19,9 +19,9 @@ from convolve.models.units import as_pair, find_trios
 
 def fuse_pools(network: Network) -> list[str]:
     """Let native code do every convolution with pool and ReLU that it can; returns the names of their blocks."""
-    if conv_pool.load() is None:
-        return []
     trios = find_trios(network.blocks)
+    if not trios or conv_pool.load() is None:
+        return []
     for trio in trios:
         network.merge(trio, _run_fused)
     return [name for trio in trios for name in trio]
@@ -29,9 +29,9 @@ def fuse_pools(network: Network) -> list[str]:
 
 def use_native_norms(network: Network) -> list[str]:
     """Let native code normalise in training; returns the names of the norms."""
-    if batch_norm.load() is None:
-        return []
     norms = {name: module for name, module in network.named_modules() if isinstance(module, BatchNorm2d)}
+    if not norms or batch_norm.load() is None:
+        return []
     for norm in norms.values():
         norm.native = True
     return list(norms)

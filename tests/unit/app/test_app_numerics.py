@@ -33,7 +33,7 @@ def explain(where=CPU, **options):
 def test_a_training_says_why_it_has_no_native_layers(no_compiler, tmp_path):
     console = Listener()
     train.run(build({**TINY, "run_dir": tmp_path / "run"}), console)
-    assert "no native layers (no C compiler): PyTorch's do the same work, and take longer" in console.heard
+    assert "layers without native code (no C compiler): PyTorch's do the same work, and take longer" in console.heard
 
 
 def test_nobody_misses_native_layers_that_were_not_wanted(no_compiler):

@@ -7,7 +7,7 @@ from torch.nn import functional
 from convolve.kernels import depthwise
 from convolve.kernels.depthwise import _Sizes, convolve, load, suits
 
-pytestmark = pytest.mark.skipif(load() is None, reason="no native code")
+pytestmark = pytest.mark.skipif(load() is None, reason="no native code on this machine")
 
 KINDS = [(side, stride) for side in depthwise.SIDES for stride in depthwise.STRIDES]
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from convolve.config.schema import ModelConfig
-from convolve.kernels.code import explain_absence
+from convolve.kernels import code, winograd
 from convolve.models import registry
 from convolve.models.folding import fold_batch_norms
 from convolve.models.native_layers import DepthwiseConv2d, WinogradConv2d, use_native_layers
 
-pytestmark = pytest.mark.skipif(explain_absence() is not None, reason=f"no native code: {explain_absence()}")
+pytestmark = pytest.mark.skipif(winograd.load() is None, reason="no native code on this machine")
 
 
 def build(name="resnet8-cifar"):
@@ -23,6 +23,33 @@ def build(name="resnet8-cifar"):
 def images(count=4):
     x = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(5))
     return x.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture
+def refused_winograd(monkeypatch):
+    """A compiler that refuses one C file of all."""
+    load = code.native.load
+
+    def refuse(package, file, options=()):
+        return "cc: no" if file == "winograd.c" else load(package, file, options)
+
+    monkeypatch.setattr(code.native, "load", refuse)
+    monkeypatch.setattr(code, "_reasons", {})
+    winograd.load.cache_clear()
+    yield
+    winograd.load.cache_clear()
+
+
+def test_a_layer_whose_code_is_refused_leaves_the_others_native_and_is_told(refused_winograd):
+    network = build()
+    names = use_native_layers(network)
+    assert "bn1" in names and not any(isinstance(module, WinogradConv2d) for module in network.modules())
+    assert code.explain_absence() == "cc: no"
+
+
+def test_code_that_no_layer_needs_is_not_missed(refused_winograd):
+    use_native_layers(build("lenet-bn"))
+    assert code.explain_absence() is None
 
 
 def test_the_network_computes_the_same_function():

@@ -4,6 +4,7 @@ A package offers one by an entry point in the group `convolve.models` whose obje
 only when its name is asked for.
 """
 
+import re
 from importlib.metadata import EntryPoint, entry_points
 
 from convolve.config.families import family_of, refuse_foreign_options
@@ -41,7 +42,7 @@ def find(name: str) -> Architecture:
     own = name.replace("_", "-")
     own = _ALSO.get(own, own)
     if own not in _OWN:
-        raise ConfigError(f"model {name}: no network has that name; {suggest(name, names())}")
+        raise ConfigError(f"model {name}: no network has that name; {_suggest_instead(own)}")
     return _OWN[own]
 
 
@@ -87,6 +88,19 @@ def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: Mo
     """A network with its initial weights, on the CPU in float32; equal arguments give equal bits."""
     network = sketch(name, classes=classes, input_shape=input_shape, options=options)
     return find(name).fill(network, seed)
+
+
+def _suggest_instead(name: str) -> str:
+    """All of the kind that the name begins with, by size; else what is spelled like it."""
+    relatives = [known for known in names() if _kind(known) == _kind(name)]
+    if not relatives:
+        return suggest(name, names())
+    relatives.sort(key=lambda known: [int(size) for size in re.findall(r"\d+", known)])
+    return f"known of its kind are {', '.join(relatives)}"
+
+
+def _kind(name: str) -> str:
+    return re.split(r"[^a-z]", name)[0]
 
 
 def _family(name: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve.app import configs
-from convolve.cli.flags import Parser
+from convolve.cli.flags import Parser, spell
 from convolve.cli.output import print_json, print_table
 
 
@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         if options.json:
             print_json({value.option: {"value": value.value, "origin": value.origin} for value in values})
         else:
-            print_table(("option", "value", "from"), [(one.option, _shown(one.value), one.origin) for one in values])
+            print_table(("option", "value", "from"), [(one.option, spell(one.value), one.origin) for one in values])
     else:
         entries = configs.list_configs(options.config_path)
         if options.json:
@@ -32,9 +32,3 @@ def run(arguments: Sequence[str]) -> int:
         else:
             print_table(("config", "what"), [(entry.name, entry.summary) for entry in entries])
     return 0
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return ""
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -42,6 +42,15 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=110)
 
 
+def spell(value: object) -> str:
+    """A value as helps and tables write it; nothing for one that is not there."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return " ".join(spell(one) for one in value)
+    return "" if value is None else str(value)
+
+
 def _plain(annotation: Any) -> tuple[Any, bool]:
     """The type without `| None`, and whether None was allowed."""
     if get_origin(annotation) in (Union, types.UnionType):
@@ -57,10 +66,8 @@ def _metavar(kind: Any) -> str:
 
 
 def _help(info: FieldInfo) -> str:
-    default = info.get_default()
-    shown = {True: "on", False: "off"}.get(default, default) if isinstance(default, bool) else default
-    text = (info.description or "").replace("%", "%%")
-    return text if default is None else f"{text} [{shown}]"
+    text, default = (info.description or "").replace("%", "%%"), spell(info.get_default())
+    return f"{text} [{default}]" if default else text
 
 
 def _own_help(family: Family, name: str, info: FieldInfo) -> str:
@@ -68,7 +75,7 @@ def _own_help(family: Family, name: str, info: FieldInfo) -> str:
     defaults = [family.defaults[name]]
     if family.cifar.get(name, defaults[0]) != defaults[0]:
         defaults.append(family.cifar[name])
-    words = [str({True: "on", False: "off", None: "by size"}.get(value, value)) for value in defaults]
+    words = [spell(value) or "by size" for value in defaults]
     small = f", {words[1]} on small images" if len(words) > 1 else ""
     return f"{(info.description or '').replace('%', '%%')} [{words[0]}{small}]"
 

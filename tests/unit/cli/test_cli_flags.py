@@ -1,6 +1,6 @@
 import pytest
 
-from convolve.cli.flags import Parser, add_config_flags, asked_model, given_values
+from convolve.cli.flags import Parser, add_config_flags, asked_model, given_values, spell
 
 
 def parse(*arguments):
@@ -32,3 +32,15 @@ def test_none_unsets_an_optional_value():
 
 def test_lists_take_blanks_or_commas():
     assert parse("--learning-rate-schedule", "0.5,0.75") == parse("--learning-rate-schedule", "0.5", "0.75")
+
+
+def test_numbers_and_switches_are_spelled_differently():
+    assert [spell(value) for value in (1, True, 0, False, None, (), (0.5, 0.75))] == [
+        "1",
+        "on",
+        "0",
+        "off",
+        "",
+        "",
+        "0.5 0.75",
+    ]

@@ -56,9 +56,7 @@ def test_every_network_says_what_it_is() -> None:
 def test_an_unknown_size_lists_all_of_its_kind_in_order() -> None:
     with pytest.raises(ConfigError, match="efficientnet-b9: no network has that name; known of its kind are efficient"):
         build("efficientnet-b9")
-    with pytest.raises(
-        ConfigError, match="are resnet, resnet8-cifar, resnet10, .*resnet110-cifar, resnet152$"
-    ):
+    with pytest.raises(ConfigError, match="are resnet, resnet8-cifar, resnet10, .*resnet110-cifar, resnet152$"):
         build("resnet_999")
 
 

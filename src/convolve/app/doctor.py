@@ -3,13 +3,24 @@
 import os
 import platform
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import metadata, resources
 from importlib.util import find_spec
 
-from convolve import __version__, device
+from convolve import __version__, device, native
 from convolve.app.console import Console
+from convolve.kernels import code
 
-EXTRAS = {"logs": ("tensorboard", "wandb")}
+EXTRAS = {
+    "logs": ("tensorboard", "wandb"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "serve": ("starlette", "uvicorn", "httptools"),
+}
+# What is done in C: the package that has the files, and how they are compiled.
+NATIVE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "layers": (code.PACKAGE, code.OPTIONS),
+    "pictures": ("convolve.data", ()),
+    "number formats": ("convolve.numerics", ()),
+}
 PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for operation in ("matmul", "convolution")]
 
 
@@ -26,6 +37,7 @@ class DoctorReport:
     amx: str
     isa_limit: str | None
     abilities: list[device.Ability]
+    native: dict[str, str]
     extras: dict[str, bool]
 
 
@@ -36,6 +48,7 @@ def run(console: Console) -> DoctorReport:
     for number, (operation, kind) in enumerate(PROBES):
         console.progress(f"probe {operation} {kind}", number, len(PROBES))
         abilities.append(device.probe(operation, kind, limited=broken))
+    console.progress("native code", len(PROBES), len(PROBES))
     return DoctorReport(
         versions={
             "convolve": __version__,
@@ -50,8 +63,17 @@ def run(console: Console) -> DoctorReport:
         amx=_amx(broken),
         isa_limit=os.environ.get(device.ISA_LIMIT),
         abilities=abilities,
+        native={what: _try_native(package, options) for what, (package, options) in NATIVE.items()},
         extras={extra: all(find_spec(module) for module in modules) for extra, modules in EXTRAS.items()},
     )
+
+
+def _try_native(package: str, options: tuple[str, ...]) -> str:
+    """Compile the C files of a package, unless the cache has them; tells why where that fails."""
+    files = sorted(file.name for file in resources.files(package).iterdir() if file.name.endswith(".c"))
+    results = [native.load(package, file, options) for file in files]
+    reasons = dict.fromkeys(result for result in results if isinstance(result, str))
+    return "; ".join(reasons) or "compiled"
 
 
 def _amx(broken: bool) -> str:

@@ -38,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
                 (f"{one.operation} {one.number_format}", f"{one.gflops:.0f} GFLOP/s" if one.works else "does not work")
                 for one in report.abilities
             ),
+            *((f"native {what}", state) for what, state in report.native.items()),
             *((f"extra {name}", "installed" if there else "not installed") for name, there in report.extras.items()),
         ],
     )

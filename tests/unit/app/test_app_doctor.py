@@ -1,0 +1,37 @@
+"""`convolve doctor`: what it finds is what is there."""
+
+import json
+import re
+from importlib import metadata
+
+from convolve import native
+from convolve.app import doctor
+from convolve.cli.doctor import run
+
+
+def test_every_extra_is_looked_for_with_all_of_its_packages():
+    extras = {}
+    for line in metadata.requires("convolve"):
+        if (wanted := re.search(r'extra == "(\w+)"', line.replace("'", '"'))) and wanted[1] != "dev":
+            extras.setdefault(wanted[1], set()).add(re.match(r"[\w-]+", line)[0])
+    assert {name: set(packages) for name, packages in doctor.EXTRAS.items()} == extras
+
+
+def test_a_report_has_tried_what_it_tells(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "PROBES", [("matmul", "float32")])
+    assert run(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [ability["works"] for ability in report["abilities"]] == [True]
+    assert set(report["native"]) == {"layers", "pictures", "number formats"}
+    assert report["versions"]["python"].startswith("3.") and report["threads"] >= 1
+
+
+def test_a_c_file_that_cannot_be_compiled_is_told_with_the_reason(monkeypatch):
+    load = native.load
+
+    def refuse(package, file, options=()):
+        return "cc: no" if file == "winograd.c" else load(package, file, options)
+
+    monkeypatch.setattr(native, "load", refuse)
+    assert "cc: no" in doctor._try_native(*doctor.NATIVE["layers"]).split("; ")
+    assert "cc: no" not in doctor._try_native(*doctor.NATIVE["pictures"])

@@ -44,7 +44,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in body:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
     console = Console(highlight=False)
-    console.print(table) if console.is_terminal else Console(highlight=False, width=160).print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    paper = Console(highlight=False, width=160)
+    with paper.capture() as captured:
+        paper.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def size(count: float) -> str:

@@ -126,8 +126,7 @@ ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn
 def normalise_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
     """activation(norm(x)); at once where native code has the pair, and nobody looks at either."""
     kind = ACTIVATIONS.get(type(activation))
-    watched = is_watched(norm) or is_watched(activation)
-    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not watched:
+    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not any(map(is_watched, (norm, activation))):
         return norm.activate(x, kind)
     out: Tensor = activation(norm(x))
     return out

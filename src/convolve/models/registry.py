@@ -91,16 +91,13 @@ def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: Mo
 
 
 def _suggest_instead(name: str) -> str:
-    """All of the kind that the name begins with, by size; else what is spelled like it."""
-    relatives = [known for known in names() if _kind(known) == _kind(name)]
-    if not relatives:
+    """All of the family that the name belongs to, by size; else what is spelled like it."""
+    family = family_of(name)
+    if family is None:
         return suggest(name, names())
-    relatives.sort(key=lambda known: [int(size) for size in re.findall(r"\d+", known)])
-    return f"known of its kind are {', '.join(relatives)}"
-
-
-def _kind(name: str) -> str:
-    return re.split(r"[^a-z]", name)[0]
+    members = [known for known in names() if family_of(known) is family]
+    members.sort(key=lambda known: [int(size) for size in re.findall(r"\d+", known)])
+    return f"known of its family are {', '.join(members)}"
 
 
 def _family(name: str) -> str:

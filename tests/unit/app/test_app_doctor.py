@@ -2,7 +2,7 @@
 
 import json
 import re
-from importlib import metadata
+from importlib import metadata, resources
 
 from convolve import native
 from convolve.app import doctor
@@ -15,6 +15,12 @@ def test_every_extra_is_looked_for_with_all_of_its_packages():
         if (wanted := re.search(r'extra == "(\w+)"', line.replace("'", '"'))) and wanted[1] != "dev":
             extras.setdefault(wanted[1], set()).add(re.match(r"[\w-]+", line)[0])
     assert {name: set(packages) for name, packages in doctor.EXTRAS.items()} == extras
+
+
+def test_every_c_file_is_tried():
+    root = resources.files("convolve")
+    packages = {path.parent.name for path in root.rglob("*.c")}
+    assert {f"convolve.{name}" for name in packages} == {package for package, _ in doctor.NATIVE.values()}
 
 
 def test_a_report_has_tried_what_it_tells(monkeypatch, capsys):

@@ -55,6 +55,11 @@ def threads():
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_number_of_channels_gives_what_torch_gives(activation):
+    """With inputs whose sums do not cancel.
+
+    With seed 0 the db of one channel nearly does: torch's own in float32 is off by about 1e-5 as well. Seed 1 is the
+    gradient's, which then lies along x, so that dx is nothing but rounding.
+    """
     for channels in range(1, 71):
         given = draw((3, channels, 5, 4), seed=2)
         ours = learn(native(activation), given)

@@ -135,7 +135,7 @@ def test_a_described_network_stays_as_it_was() -> None:
 
 
 def test_an_unknown_network_is_refused() -> None:
-    with pytest.raises(ConfigError, match="known of its kind are lenet-bn, lenet-sigmoid, lenet5"):
+    with pytest.raises(ConfigError, match="known of its family are cnn-wide, lenet-bn, lenet-sigmoid, lenet5"):
         run("lenet6")
 
 

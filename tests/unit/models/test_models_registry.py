@@ -53,14 +53,14 @@ def test_every_network_says_what_it_is() -> None:
     assert all(registry.find(name).summary for name in registry.names())
 
 
-def test_an_unknown_size_lists_all_of_its_kind_in_order() -> None:
-    with pytest.raises(ConfigError, match="efficientnet-b9: no network has that name; known of its kind are efficient"):
+def test_an_unknown_size_lists_all_of_its_family_in_order() -> None:
+    with pytest.raises(ConfigError, match="efficientnet-b9: no network has that name; known of its family are e"):
         build("efficientnet-b9")
     with pytest.raises(ConfigError, match="are resnet, resnet8-cifar, resnet10, .*resnet110-cifar, resnet152$"):
         build("resnet_999")
 
 
-def test_a_name_of_no_kind_gets_the_nearest() -> None:
+def test_a_name_of_no_family_gets_the_nearest() -> None:
     with pytest.raises(ConfigError, match="model resent50: no network has that name; did you mean resnet50"):
         build("resent50")
 

@@ -17,8 +17,8 @@ device.prepare()
 import torch  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.feeding import fit_input, open_train_loader  # noqa: E402
-from convolve.data.generated import generated_split  # noqa: E402
+from convolve.data.build import fit_input, open_train_loader  # noqa: E402
+from convolve.data.lookup import generated_split  # noqa: E402
 
 MARK_MS = 3.0
 WAYS: dict[str, dict[str, Any]] = {

@@ -36,13 +36,13 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
-from convolve.data.draw import Draw  # noqa: E402
-from convolve.data.feeding import choose_augment, choose_service, fit_input  # noqa: E402
-from convolve.data.formats import open_pictures  # noqa: E402
-from convolve.data.gallery import Gallery, GalleryStock  # noqa: E402
-from convolve.data.order import epoch_order  # noqa: E402
+from convolve.data.build import choose_augment, choose_service, fit_input  # noqa: E402
+from convolve.data.dataset import Dataset  # noqa: E402
+from convolve.data.loader.decoding import Gallery, GalleryStock  # noqa: E402
 from convolve.data.prepare import Options, prepare  # noqa: E402
+from convolve.data.readers.detect import open_pictures  # noqa: E402
+from convolve.download import ignore_progress  # noqa: E402
+from convolve.rng import Draw, epoch_order  # noqa: E402
 
 WORKERS, BATCH, SIZE = 2, 64, 224
 

@@ -31,9 +31,10 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.dataset import Dataset, ignore_progress  # noqa: E402
-from convolve.data.feeding import fit_input, open_train_loader  # noqa: E402
-from convolve.data.formats import open_pictures  # noqa: E402
+from convolve.data.build import fit_input, open_train_loader  # noqa: E402
+from convolve.data.dataset import Dataset  # noqa: E402
+from convolve.data.readers.detect import open_pictures  # noqa: E402
+from convolve.download import ignore_progress  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
 
 BATCH, CLASSES, MARK_SECONDS = 16, 10, 1.0

@@ -14,17 +14,18 @@ import tempfile
 from pathlib import Path
 
 from convolve import device
+from convolve.runs import session
 
 device.prepare()
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from convolve.app import train  # noqa: E402
-from convolve.app.console import SilentConsole  # noqa: E402
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.data.dataset import Dataset, Samples, ignore_progress  # noqa: E402
-from convolve.data.formats import open_pictures  # noqa: E402
-from convolve.data.gallery import Gallery  # noqa: E402
+from convolve.data.dataset import Dataset, Samples  # noqa: E402
+from convolve.data.loader.decoding import Gallery  # noqa: E402
 from convolve.data.prepare import Options, prepare  # noqa: E402
+from convolve.data.readers.detect import open_pictures  # noqa: E402
+from convolve.download import ignore_progress  # noqa: E402
+from convolve.loggers.base import SilentConsole  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
 
 SIZE, STORED, MARK = 128, 160, 0.05
@@ -56,7 +57,7 @@ def run(data: Path, run_dir: Path, options: argparse.Namespace) -> dict[str, flo
         "report": False,
         "run_dir": run_dir,
     }
-    train.run(resolve(None, None, given).config, SilentConsole())
+    session.train(resolve(None, None, given).config, SilentConsole())
     found: dict[str, float] = json.loads((run_dir / "summary.json").read_text())
     return found
 

@@ -17,9 +17,10 @@ from statistics import median
 import numpy as np
 
 from convolve.config import DataConfig
-from convolve.data.dataset import Split, ignore_progress
+from convolve.data.dataset import Split
 from convolve.data.lookup import open_dataset
 from convolve.device import cache_folder
+from convolve.download import ignore_progress
 from turns import hold, our_command, peer_command, take_turns
 
 PACKAGES = {

@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import median
 
 from convolve import device
+from convolve.runs import session
 
 device.prepare()
 
-from convolve.app import train  # noqa: E402
-from convolve.app.console import SilentConsole  # noqa: E402
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.report.records import ValidRecord  # noqa: E402
+from convolve.loggers.base import SilentConsole, ValidRecord  # noqa: E402
 from turns import within  # noqa: E402
 
 WARM_UP, LIMIT_PERCENT = 10, 1.0
@@ -45,7 +44,7 @@ def main() -> int:
     console = MemoryConsole()
     with tempfile.TemporaryDirectory() as folder:
         given = {"epochs": epochs, "run_dir": f"{folder}/run", "curves": False, "report": False}
-        train.run(resolve("lenet-digits", None, given).config, console)
+        session.train(resolve("lenet-digits", None, given).config, console)
     for epoch in range(0, epochs, 10):
         print(f"epoch {epoch + 1:>3}  {console.megabytes[epoch]:7.1f} MB")
     before = median(console.megabytes[WARM_UP : WARM_UP + 10])

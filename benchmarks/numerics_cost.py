@@ -31,16 +31,16 @@ def build_steps(name: str) -> dict[str, Callable[[], None]]:
     import torch
 
     from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
-    from convolve.data.loader import Batch, Window
-    from convolve.engine.executor import Setting, WholeExecutor
+    from convolve.data.loader.loader import Batch, Window
+    from convolve.engine.forward_backward import Setting, WholeExecutor
     from convolve.engine.loss import CrossEntropy
+    from convolve.engine.metrics import NullTally
     from convolve.engine.state import TrainState
     from convolve.engine.step import StepParts, clip_nothing, train_step
-    from convolve.engine.tally import NullTally
     from convolve.models import registry
-    from convolve.numerics.choice import build_arithmetic, choose
-    from convolve.numerics.scaling import build_scaler
-    from convolve.optim.optimisers import build_optimiser
+    from convolve.numerics.loss_scaling import build_scaler
+    from convolve.numerics.select import build_arithmetic, choose
+    from convolve.optim.optimizers import build_optimiser
 
     size, shape, classes = CASES[name]
     torch.manual_seed(0)

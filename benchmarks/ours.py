@@ -14,11 +14,11 @@ from convolve import device
 
 device.prepare()
 
-from convolve.app.bench_train import Contestant, Pace, measure_matmul  # noqa: E402
-from convolve.app.console import SilentConsole  # noqa: E402
-from convolve.cli.flags import Parser, add_config_flags, read_config  # noqa: E402
-from convolve.config.spellings import translate  # noqa: E402
-from convolve.parallel.team import Alone  # noqa: E402
+from convolve.bench.train import Contestant, Pace, measure_matmul  # noqa: E402
+from convolve.cli.command import Parser, add_config_flags, read_config  # noqa: E402
+from convolve.compat.options import translate  # noqa: E402
+from convolve.distributed.collectives import Alone  # noqa: E402
+from convolve.loggers.base import SilentConsole  # noqa: E402
 from turns import Turn, serve, timed  # noqa: E402
 
 

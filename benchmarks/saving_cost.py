@@ -21,16 +21,14 @@ device.prepare()
 
 import torch  # noqa: E402
 
-from convolve.app.console import SilentConsole  # noqa: E402
-from convolve.app.length import samples_after  # noqa: E402
-from convolve.app.training import Training  # noqa: E402
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.engine.loop import Action, fit  # noqa: E402
-from convolve.engine.rhythm import Rhythm  # noqa: E402
+from convolve.distributed.collectives import Alone  # noqa: E402
+from convolve.engine.callbacks import Rhythm  # noqa: E402
+from convolve.engine.loop import Action, StopRequest, fit, samples_after  # noqa: E402
 from convolve.engine.state import TrainState  # noqa: E402
-from convolve.engine.stopping import StopRequest  # noqa: E402
-from convolve.parallel.team import Alone  # noqa: E402
-from convolve.report.writers import open_writers  # noqa: E402
+from convolve.loggers.base import SilentConsole  # noqa: E402
+from convolve.loggers.files import open_writers  # noqa: E402
+from convolve.runs.session import Training  # noqa: E402
 from turns import within  # noqa: E402
 
 EVERY_SECONDS, LIMIT_PERCENT = 30.0, 3.5

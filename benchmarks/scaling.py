@@ -23,19 +23,18 @@ device.prepare()
 import torch  # noqa: E402
 
 from convolve.config import ModelConfig, OptimConfig  # noqa: E402
-from convolve.data.generated import generated_split  # noqa: E402
-from convolve.data.loader import MemoryLoader  # noqa: E402
-from convolve.data.order import epoch_order  # noqa: E402
-from convolve.data.transform import Transform  # noqa: E402
-from convolve.engine.executor import Setting, WholeExecutor  # noqa: E402
-from convolve.engine.loop import fit  # noqa: E402
+from convolve.data.loader.loader import MemoryLoader  # noqa: E402
+from convolve.data.lookup import generated_split  # noqa: E402
+from convolve.data.transforms.normalize import Transform  # noqa: E402
+from convolve.engine.forward_backward import Setting, WholeExecutor  # noqa: E402
+from convolve.engine.loop import StopRequest, fit  # noqa: E402
 from convolve.engine.loss import CrossEntropy  # noqa: E402
+from convolve.engine.metrics import NullTally  # noqa: E402
 from convolve.engine.state import TrainState  # noqa: E402
 from convolve.engine.step import StepParts, clip_nothing  # noqa: E402
-from convolve.engine.stopping import StopRequest  # noqa: E402
-from convolve.engine.tally import NullTally  # noqa: E402
 from convolve.models import registry  # noqa: E402
-from convolve.optim.optimisers import build_optimiser  # noqa: E402
+from convolve.optim.optimizers import build_optimiser  # noqa: E402
+from convolve.rng import epoch_order  # noqa: E402
 from data_seek import make_samples, open_timed, seek, write_tars  # noqa: E402
 from turns import within  # noqa: E402
 

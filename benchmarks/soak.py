@@ -122,13 +122,13 @@ class Worker:
 
 def train_again_and_again(folder: Path) -> None:
     """The body of the process `many`: it goes on until it is told to end, and counts what it did."""
-    from convolve.app import train
-    from convolve.app.console import SilentConsole
     from convolve.config.loading import resolve
+    from convolve.loggers.base import SilentConsole
+    from convolve.runs import session
 
     for number in itertools.count(1):
         run_dir = folder / f"short-{number}"
-        report = train.run(resolve("lenet-digits", None, {**SHORT, "run_dir": run_dir}).config, SilentConsole())
+        report = session.train(resolve("lenet-digits", None, {**SHORT, "run_dir": run_dir}).config, SilentConsole())
         if report.stopped_by is not None:
             return
         (folder / "trainings").write_text(str(number))

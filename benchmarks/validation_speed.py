@@ -44,11 +44,12 @@ def play_ours(count: int) -> None:
     from convolve import device
 
     device.prepare()
-    from convolve.app.assembly import Trained, build_network, gather_material
-    from convolve.app.console import SilentConsole
-    from convolve.app.validate import validate_one
     from convolve.config.loading import resolve
     from convolve.data.dataset import Split
+    from convolve.engine.build import build_network, gather_material
+    from convolve.loggers.base import SilentConsole
+    from convolve.runs.load import Trained
+    from convolve.runs.validate import validate_one
 
     given = {"generated_data": True, "valid_batch_size": BATCH}
     config = resolve("resnet20-cifar10", None, given).config

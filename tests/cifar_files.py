@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.catalogue import CIFAR10, CIFAR100, Entry
+from convolve.data.catalog import CIFAR10, CIFAR100, Entry
 
 COUNT = 7
 

@@ -32,11 +32,11 @@ def private_surroundings(tmp_path_factory):
 @pytest.fixture
 def train_digits(tmp_path):
     """Train on the digits in this process and return the report."""
-    from convolve.app import train
-    from convolve.app.console import SilentConsole
+    from convolve.loggers.base import SilentConsole
+    from convolve.runs import session
 
     def run(name="run", **given):
-        return train.run(digits_config(tmp_path / name, **given), SilentConsole())
+        return session.train(digits_config(tmp_path / name, **given), SilentConsole())
 
     return run
 

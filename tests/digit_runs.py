@@ -1,9 +1,11 @@
 """Short trainings on the shipped digits, and what they left behind."""
 
 import hashlib
+import os
 from pathlib import Path
 
 from convolve.config.loading import resolve
+from convolve.loggers.base import SilentConsole
 
 
 def digits_config(folder, **given):
@@ -18,3 +20,15 @@ def weights_hash(run_dir: Path) -> str:
     """sha256 of the newest checkpoint's weights."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
     return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+
+
+class StoppingConsole(SilentConsole):
+    """Sends this process a signal after a number of samples, as a user or a scheduler would."""
+
+    def __init__(self, after, number):
+        self.after, self.number = after, number
+
+    def progress(self, what, done, total):
+        if self.after is not None and done >= self.after:
+            self.after = None
+            os.kill(os.getpid(), self.number)

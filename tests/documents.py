@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from convolve.cli.main import dispatch
-from convolve.data.builtin import load_digits
+from convolve.data.lookup import load_digits
 from convolve.errors import ConvolveError
 
 ROOT = Path(__file__).parents[1]

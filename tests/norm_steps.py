@@ -1,6 +1,6 @@
 """The end of a step, for the batch norms of a process that is alone."""
 
-from convolve.models.batch_norm import NormStatistics
+from convolve.layers.batch_norm import NormStatistics
 
 
 def settle(network):

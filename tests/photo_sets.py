@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 from convolve.config.loading import resolve
-from convolve.data.dataset import ignore_progress
-from convolve.data.formats import open_pictures
 from convolve.data.prepare import Options, prepare
+from convolve.data.readers.detect import open_pictures
+from convolve.download import ignore_progress
 from record_files import write_imagenet, write_tfds
 
 FORMATS = {

@@ -7,9 +7,9 @@ import subprocess
 import time
 import traceback
 
-from convolve.app import restore, train
-from convolve.app.console import SilentConsole
 from convolve.config.loading import dump
+from convolve.loggers.base import SilentConsole
+from convolve.runs import session
 from forked_commands import FORKS, Running
 
 PATIENCE = 120
@@ -18,21 +18,21 @@ PATIENCE = 120
 def train_together(config):
     """Train a config in as many processes as its layout asks for; the report of the first one."""
     if config.parallel.replicas * config.parallel.shards == 1:
-        return train.run(config, SilentConsole())
-    return Job(config.parallel, train.run, config).finish()
+        return session.train(config, SilentConsole())
+    return Job(config.parallel, session.train, config).finish()
 
 
 def restore_together(folder, changes):
     """Go on with a run in another layout; the report of the first process."""
-    layout = changes.apply(restore.read_config(folder)).parallel
+    layout = changes.apply(session.read_config(folder)).parallel
     if layout.replicas * layout.shards == 1:
-        return restore.run(folder, SilentConsole(), changes)
+        return session.resume(folder, SilentConsole(), changes)
     return Job(layout, restore_run, folder, changes).finish()
 
 
 def restore_run(folder, changes, console):
     """`restore.run` with the console last."""
-    return restore.run(folder, console, changes)
+    return session.resume(folder, console, changes)
 
 
 def interrupt_command(config, how):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.crc32c import crc32c_ranges, mask
+from convolve.data.readers.crc32c import crc32c_ranges, mask
 
 Sample = tuple[bytes, int]
 

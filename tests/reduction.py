@@ -4,7 +4,7 @@ The digits that ship with convolve stand in for every data set, and a small netw
 a run is two or three steps of a few images in one process, in fp32. Everything else stays as asked for.
 """
 
-from convolve.config.families import family_of
+from convolve.config.model_options import family_of
 
 SMALL = {
     "dataset": "digits",

@@ -25,11 +25,18 @@ from convolve.errors import DeviceError
 if TYPE_CHECKING:
     import torch
 
+
 KINDS = ("cuda", "mps", "xpu", "npu")
+
+
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+
+
 SAFE_ISA = "AVX512_CORE_FP16"
 
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
 
 _PROBE = """
 import sys, time, torch

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from convolve.checkpoint.disk import discard, fill_folder, sync_folder
 from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, verify
 from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.errors import CheckpointError
+from convolve.files import discard, fill_folder, sync_folder
 
 AVERAGES_FOLDER = "averages"
+
 
 Blend = Callable[[Tensor, Tensor, int], Tensor]
 
@@ -34,7 +35,7 @@ def exponential(decay: float) -> Blend:
     return lambda average, newest, count: decay * average + (1 - decay) * newest
 
 
-def average(snapshots: Iterable[Snapshot], blend: Blend) -> dict[str, Tensor]:
+def average_weights(snapshots: Iterable[Snapshot], blend: Blend) -> dict[str, Tensor]:
     """The averaged weights; one snapshot is in memory at a time. Counters are those of the newest."""
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}

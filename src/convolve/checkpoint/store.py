@@ -8,15 +8,28 @@ only then removes older ones. Folders that are not checkpoints yet, or no longer
     .gone-<step>-<pid>    being removed
 
 What a dead process left of these is put right when a store is opened. One process writes to a store at a time.
+
+Checkpoints that are written while training goes on.
+
+The state is copied at once, which is cheap; a thread of its own encodes and writes it, waits for the disk and reads it
+back. There is one save under way at most, so checkpoints appear in order and memory for one copy is enough. A kill
+loses the save under way, as it would have lost the steps since the one before; what is there is whole.
 """
 
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from convolve.checkpoint.disk import (
+from torch import Tensor
+
+from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, read_files, verify
+from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_foreign, encode
+from convolve.errors import CheckpointError
+from convolve.files import (
     discard,
+    failpoint,
     fill_folder,
     free_space,
     is_running,
@@ -24,16 +37,19 @@ from convolve.checkpoint.disk import (
     sync_folder,
     write_synced,
 )
-from convolve.checkpoint.failpoint import failpoint
-from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, read_files, verify
-from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_foreign, encode
-from convolve.errors import CheckpointError
 
 CHECKPOINTS_FOLDER = "checkpoints"
+
+
 BEST_FILE = "best.txt"
+
+
 FEWEST_KEPT = 2
 
+
 _NAME = re.compile(r"step-(\d{9,})")
+
+
 _LEFTOVER = re.compile(r"\.(tmp|old|gone)-(\w+)-(\d+)")
 
 
@@ -258,3 +274,40 @@ def _holds(path: Path, manifest: bytes) -> bool:
         return (path / MANIFEST_FILE).read_bytes() == manifest
     except (CheckpointError, OSError):
         return False
+
+
+class BackgroundSaver:
+    """Puts snapshots into a store, one after the other. The interpreter does not end before the last one is there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[Path] | None = None
+
+    def begin(self, snapshot: Snapshot, *, best: bool) -> None:
+        """Copy a snapshot and start to store it, marked as the best if it is; the one before must be finished."""
+        assert self._under_way is None, "one save at a time"
+        self._under_way = self._thread.submit(self._save, _copy(snapshot), best)
+
+    def finished(self, *, wait: bool) -> Path | None:
+        """The checkpoint that was begun last, told once it is there; if its save failed, this raises why."""
+        future = self._under_way
+        if future is None or not (wait or future.done()):
+            return None
+        self._under_way = None
+        return future.result()
+
+    def _save(self, snapshot: Snapshot, best: bool) -> Path:
+        path = self._store.save(snapshot)
+        if best:
+            self._store.mark_best(path)
+        return path
+
+
+def _copy(snapshot: Snapshot) -> Snapshot:
+    """The same, out of reach of the next step."""
+
+    def keep(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    return Snapshot({part: keep(tensors) for part, tensors in snapshot.tensors.items()}, dict(snapshot.state))

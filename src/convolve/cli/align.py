@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser, add_config_flags, given_values
-from convolve.cli.output import print_json, print_table
+from convolve.cli.command import Parser, add_config_flags, given_values
+from convolve.cli.console import print_json, print_table
+from convolve.compat.options import translate
 from convolve.config.loading import resolve
-from convolve.config.spellings import translate
 
 DEFAULT_CONFIG = "lenet-mnist"
+
+
 DESCRIPTION = "Train one config in several number formats (or compare finished runs) and say where and why they part."
 
 
@@ -45,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     config = resolve(chosen, Path(options.config_path) if options.config_path else None, given).config
 
     device.prepare()
-    from convolve.app import align
+    from convolve.alignment import align
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
@@ -53,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.runs:
         report = align.compare_runs(options.runs, plan, options.out, console)
     else:
-        report = align.run(config, plan, options.out, console)
+        report = align.align(config, plan, options.out, console)
     console.close()
     _show(report.candidates, report.verdict, report.page)
     if options.json:
@@ -64,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _show(candidates: Sequence[object], verdict: str, page: Path) -> None:
-    from convolve.app.align import Candidate
+    from convolve.alignment.align import Candidate
 
     rows = []
     for one in candidates:

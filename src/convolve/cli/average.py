@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json
-from convolve.config.programs import translate_program
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json
+from convolve.compat.options import translate_program
+from convolve.runs import average
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,12 +36,11 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("-N begins at 1, --discard-last at 0, and --decay lies between 0 and 1")
 
     device.prepare()
-    from convolve.app import average
     from convolve.cli.console import PlainConsole, open_console
 
     recipe = average.Recipe(options.mode, options.count, options.decay, options.discard_last, options.statistics)
     console = PlainConsole() if options.json else open_console()
-    report = average.run(options.run, recipe, console, name=options.filename)
+    report = average.average(options.run, recipe, console, name=options.filename)
     console.close()
     if report.validation is not None:
         console.valid(report.validation)

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from convolve.app import configs
-from convolve.cli.flags import Parser, spell
-from convolve.cli.output import print_json, print_table
+from convolve import api
+from convolve.cli.command import Parser, spell
+from convolve.cli.console import print_json, print_table
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,15 +18,15 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse(arguments)
     if options.schema:
-        print(json.dumps(configs.json_schema(), indent=2))
+        print(json.dumps(api.json_schema(), indent=2))
     elif options.name:
-        values = configs.show(options.name, options.config_path)
+        values = api.show(options.name, options.config_path)
         if options.json:
             print_json({value.option: {"value": value.value, "origin": value.origin} for value in values})
         else:
             print_table(("option", "value", "from"), [(one.option, spell(one.value), one.origin) for one in values])
     else:
-        entries = configs.list_configs(options.config_path)
+        entries = api.list_configs(options.config_path)
         if options.json:
             print_json(entries)
         else:

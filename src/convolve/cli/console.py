@@ -1,15 +1,30 @@
-"""What a person sees while convolve works: a progress bar in a terminal, plain lines elsewhere."""
+"""What a person sees while convolve works: a progress bar in a terminal, plain lines elsewhere.
 
+Tables for people, one JSON line for programs.
+
+The closing words of a training.
+"""
+
+import json
+import math
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from convolve.report.records import RunInfo, TrainRecord, ValidRecord
-from convolve.report.wording import describe_train, describe_valid
+from convolve.distributed.topology import speaks
+from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, describe_train, describe_valid
+from convolve.runs.session import TrainReport
 
 REFRESH_SECONDS = 0.1
+
+
 PLAIN_SECONDS = 2.0
 
 
@@ -119,3 +134,74 @@ class PlainConsole:
 def open_console() -> TerminalConsole | PlainConsole:
     """The console that fits where the output goes."""
     return TerminalConsole() if sys.stdout.isatty() else PlainConsole()
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON types; NaN and infinities become null, because JSON has none."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def print_json(value: Any) -> None:
+    """The one JSON object that ends the output of a verb."""
+    print(json.dumps(plain(value)), flush=True)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table without lines around it; numbers stand on the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    body = [list(row) for row in rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        numeric = bool(body) and all(isinstance(row[index], int | float) for row in body)
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(table)
+        return
+    paper = Console(highlight=False, width=160)
+    with paper.capture() as captured:
+        paper.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the loop ends with GB")
+
+
+def finish(report: TrainReport) -> int:
+    """Say what came out, and give the exit code: 0, or 128 + signal number for a run that was stopped."""
+    if not speaks():
+        return 0 if report.stopped_by is None else 128 + int(report.stopped_by)
+    if report.stopped_by is not None:
+        print(
+            f"stopped by {report.stopped_by.name} at step {report.steps}; go on with: convolve restore {report.run_dir}"
+        )
+        return 128 + int(report.stopped_by)
+    if report.test_accuracy is not None:
+        print(f"test accuracy {report.test_accuracy:.2%} on {report.test_samples:,} images of {report.dataset}")
+    print(
+        f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in all; "
+        f"run folder {report.run_dir}"
+    )
+    return 0

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json, size
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json, size
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,9 +18,9 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse(arguments)
 
-    from convolve.app import convert
+    from convolve.checkpoint import convert
 
-    report = convert.run(options.source, options.target)
+    report = convert.convert(options.source, options.target)
     if options.json:
         print_json(report)
     else:

@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json, print_table, size
-from convolve.config.programs import translate_program
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json, print_table, size
+from convolve.compat.options import translate_program
+from convolve.data import check, prepare
 
 SHOWN_FINDINGS = 50
 
@@ -42,9 +43,8 @@ def _check_prepare(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from convolve.app import data
 
-    listings = data.list_datasets()
+    listings = check.list_datasets()
     if options.json:
         print_json(listings)
         return 0
@@ -54,11 +54,10 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _get(options: argparse.Namespace) -> int:
-    from convolve.app import data
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
-    supply = data.get(options.name, progress=console.progress)
+    supply = check.get(options.name, progress=console.progress)
     console.close()
     print(f"{supply.name}: {'fetched to' if supply.fetched else 'already in'} {supply.place}")
     if options.json:
@@ -68,11 +67,10 @@ def _get(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Exit code 1 where a picture is broken or a prepared file is not what was written."""
-    from convolve.app import data
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
-    report = data.check(options.name, announce=console.say, progress=console.progress)
+    report = check.check(options.name, announce=console.say, progress=console.progress)
     console.close()
     code = 1 if any(finding.kind in ("broken", "checksum") for finding in report.findings) else 0
     if options.json:
@@ -90,13 +88,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from convolve.app import data
     from convolve.cli.console import PlainConsole, open_console
     from convolve.data.prepare import Options
 
     console = PlainConsole() if options.json else open_console()
     wanted = Options(options.format, options.image_size, options.quality, options.shard_samples)
-    made = data.prepare_pictures(Path(options.name), options.target, wanted, options.workers, console.progress)
+    made = prepare.prepare_pictures(Path(options.name), options.target, wanted, options.workers, console.progress)
     console.close()
     print(
         f"{made.place}: {made.train_samples:,} training and {made.test_samples:,} test pictures in {made.files} files, "

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json, print_table, size
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json, print_table, size
+from convolve.runs import describe
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -20,8 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
 
     device.prepare()
-    from convolve.app import describe
-    from convolve.models.anatomy import name_size
+    from convolve.models.summary import name_size
 
     if options.what is None:
         networks = describe.list_networks()
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.schedule:
         return _show_schedule(options.what, options.json)
-    found = describe.run(options.what)
+    found = describe.describe_model(options.what)
     if options.graph is not None:
         describe.write_svg(found, options.graph)
     if options.json:
@@ -49,9 +49,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _show_schedule(what: str, as_json: bool) -> int:
-    from convolve.app import schedule
 
-    curve = schedule.trace_schedule(what)
+    curve = describe.trace_schedule(what)
     if as_json:
         print_json(curve)
         return 0

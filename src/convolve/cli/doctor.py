@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json, print_table, size
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json, print_table, size
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -14,7 +14,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
 
     device.prepare()
-    from convolve.app import doctor
+    from convolve import doctor
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json, size
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json, size
+from convolve.export import export
 
 if TYPE_CHECKING:
-    from convolve.app.export import ExportReport
+    from convolve.export.export import ExportReport
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -30,11 +31,10 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
 
     device.prepare()
-    from convolve.app import export
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
-    report = export.run(options.run, options.format, console, output=options.output, int8=options.int8)
+    report = export.export(options.run, options.format, console, output=options.output, int8=options.int8)
     console.close()
     if options.json:
         print_json(report)

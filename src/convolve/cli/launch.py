@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING
 
 from convolve.cli import restore as restore_verb
 from convolve.cli import train as train_verb
-from convolve.cli.flags import Parser, read_config
-from convolve.cli.output import print_json
+from convolve.cli.command import Parser, read_config
+from convolve.cli.console import print_json
+from convolve.compat.options import translate_program
 from convolve.config import Config
-from convolve.config.programs import translate_program
+from convolve.distributed.launch import ssh
 from convolve.errors import ConfigError
+from convolve.runs import session
 
 if TYPE_CHECKING:
-    from convolve.parallel.hosts import Job
+    from convolve.distributed.launch.ssh import Job
+
 
 USAGE = "convolve launch --hosts a,b [--num-instances 4] [--num-replicas 8] [options] -- train --config NAME ..."
+
+
 VERBS = ("train", "restore")
 
 
@@ -33,14 +38,12 @@ def run(arguments: Sequence[str]) -> int:
             "launch: give the training after two dashes, as in `convolve launch --hosts a,b -- train ...`"
         )
 
-    from convolve.app import launch
-
     config, folder, command = _settle(command, options)
     job = _plan_job(options, config)
     if options.dry_run:
         _show(job, command, folder, options.max_restarts)
         return 0
-    report = launch.run(job, command, folder, options.max_restarts, lambda line: print(line, flush=True))
+    report = ssh.launch(job, command, folder, options.max_restarts, lambda line: print(line, flush=True))
     if options.json:
         print_json(report)
     return report.exit_code
@@ -71,22 +74,22 @@ def _parser() -> Parser:
 
 def _settle(command: list[str], options: Namespace) -> tuple[Config, Path, list[str]]:
     """The config of the training, the folder of its run, and the command that says both."""
-    from convolve.app import launch, restore
+    from convolve.runs.folder import settle_folder
 
     if options.num_replicas is not None:
         command = [*command, "--replicas", str(options.num_replicas)]
     if command[0] == "restore":
         told = restore_verb.read_options(command[1:])
-        config = restore_verb.read_changes(told).apply(restore.read_config(told.run))
+        config = restore_verb.read_changes(told).apply(session.read_config(told.run))
         return config, told.run.absolute(), command
     config = read_config(train_verb.read_options(command[1:]))
     claimed = config.run.run_dir is not None or not options.dry_run
-    folder = launch.settle_folder(config) if claimed else (config.run.log_dir / "RUN").absolute()
+    folder = settle_folder(config) if claimed else (config.run.log_dir / "RUN").absolute()
     return config, folder, [*command, "--run-dir", str(folder)]
 
 
 def _plan_job(options: Namespace, config: Config) -> Job:
-    from convolve.parallel.hosts import SSH, Job, pick_port
+    from convolve.distributed.launch.ssh import SSH, Job, pick_port
 
     hosts = tuple(host for host in options.hosts.split(",") if host)
     if not hosts or any(count is not None and count < 1 for count in (options.num_instances, options.num_replicas)):
@@ -120,7 +123,7 @@ def _read_pairs(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _show(job: Job, command: Sequence[str], folder: Path, max_restarts: int) -> None:
-    from convolve.parallel.slurm import write_batch_script
+    from convolve.distributed.launch.slurm import write_batch_script
 
     own = job.world // job.instances
     print(f"# {job.world} processes in {job.instances} instances on {len(job.hosts)} hosts; by hand, on each host:")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from convolve import __version__
+from convolve.distributed.topology import speaks
 from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
-from convolve.parallel.topology import speaks
 
 VERBS = {
     "train": "train a network; without arguments, LeNet on MNIST",
@@ -27,6 +27,7 @@ VERBS = {
     "describe": "layer table and drawing of a network",
     "doctor": "what works on this machine and what does not",
 }
+
 
 ALSO = {"infer-bench": ("bench", "infer")}
 

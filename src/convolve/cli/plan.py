@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve import device
+from convolve.cli.command import Parser, add_config_flags, read_config
+from convolve.cli.console import print_json, print_table, size
 from convolve.cli.describe import draw
-from convolve.cli.flags import Parser, add_config_flags, read_config
-from convolve.cli.output import print_json, print_table, size
-from convolve.config.spellings import translate
+from convolve.compat.options import translate
 from convolve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from convolve.app.plan import Means, Plan
+    from convolve.planning.plan import Means, Plan
+
 
 USAGE = "convolve plan [CONFIG] [--option value ...]     takes every option of `convolve train`"
+
+
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -29,9 +32,9 @@ def run(arguments: Sequence[str]) -> int:
     config = read_config(options)
 
     device.prepare()
-    from convolve.app import plan
+    from convolve.planning import plan
 
-    found, timetable = plan.run(config, _read_means(options))
+    found, timetable = plan.plan(config, _read_means(options))
     if options.timetable is not None:
         plan.write_timetable(found, timetable, options.timetable)
     if options.json:
@@ -72,7 +75,7 @@ def _parser() -> Parser:
 
 
 def _read_means(options: Namespace) -> Means:
-    from convolve.app.plan import Means
+    from convolve.planning.plan import Means
 
     for name in ("hosts", "cores", "device_flops", "latency", "bandwidth"):
         value = getattr(options, name)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json, print_table
-from convolve.config.programs import translate_program
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json, print_table
+from convolve.compat.options import translate_program
 
 SHOWN = 3
 
@@ -31,11 +31,13 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(translate_program("predict", arguments))
 
     device.prepare()
-    from convolve.app import predict
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.inference import classifier
 
     console = PlainConsole() if options.json else open_console()
-    report = predict.run(options.run, options.pictures, console, invert=options.invert, explain_dir=options.explain)
+    report = classifier.predict(
+        options.run, options.pictures, console, invert=options.invert, explain_dir=options.explain
+    )
     console.close()
     for failure in report.failures.values():
         print(f"convolve: {failure}", file=sys.stderr)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -19,11 +19,11 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
 
     device.prepare()
-    from convolve.app import report
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.runs import report
 
     console = PlainConsole() if options.json else open_console()
-    written = report.run(options.runs, console, output=options.output)
+    written = report.report(options.runs, console, output=options.output)
     console.close()
     if options.json:
         print_json(written)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve import device
-from convolve.cli.flags import Parser, add_section_flags, given_values
-from convolve.cli.output import print_json
-from convolve.cli.processes import start_job, wants_job
-from convolve.config.programs import translate_program
+from convolve.cli.command import Parser, add_section_flags, given_values, start_job, wants_job
+from convolve.cli.console import print_json
+from convolve.compat.options import translate_program
 from convolve.config.schema import SECTION_OF
-from convolve.parallel.launch import follow_launcher
-from convolve.parallel.topology import speaks
+from convolve.distributed.launch.local import follow_launcher
+from convolve.distributed.topology import speaks
+from convolve.runs import session
 
 if TYPE_CHECKING:
-    from convolve.app.restore import Changes
+    from convolve.runs.session import Changes
 
 
 def read_options(arguments: Sequence[str]) -> Namespace:
@@ -34,7 +34,7 @@ def read_options(arguments: Sequence[str]) -> Namespace:
 
 def read_changes(options: Namespace) -> Changes:
     """What differs from now on: the length of the run, and its layout."""
-    from convolve.app.restore import Changes
+    from convolve.runs.session import Changes
 
     layout = {name: value for name, value in given_values(options).items() if SECTION_OF[name] == "parallel"}
     return Changes(options.epochs, options.iterations, layout)
@@ -45,17 +45,15 @@ def run(arguments: Sequence[str]) -> int:
     options = read_options(arguments)
     follow_launcher()
     device.prepare()
-    from convolve.app import restore
 
     changes = read_changes(options)
-    config = changes.apply(restore.read_config(options.run))
+    config = changes.apply(session.read_config(options.run))
     if wants_job(config):
         return start_job(["restore", *arguments], config)
-    from convolve.cli.console import PlainConsole, open_console
-    from convolve.cli.result import finish
+    from convolve.cli.console import PlainConsole, finish, open_console
 
     console = PlainConsole() if options.json else open_console()
-    report = restore.run(options.run, console, changes)
+    report = session.resume(options.run, console, changes)
     code = finish(report)
     if options.json and speaks():
         print_json(report)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
+from convolve.cli.command import Parser
 from convolve.errors import ConfigError
 
 _NUMBERS: tuple[tuple[str, type, float | None, str], ...] = (
@@ -37,10 +37,10 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse([word for word in arguments if word != "--json"])
 
     device.prepare()
-    from convolve.app import serve
     from convolve.cli.console import PlainConsole
+    from convolve.serving import server
 
-    given = serve.ServeOptions(
+    given = server.ServeOptions(
         host=options.host,
         port=options.port,
         token=options.token or os.environ.get("CONVOLVE_TOKEN") or None,
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         threads=options.threads,
     )
     console = PlainConsole()
-    stopped_by = serve.run(options.runs, given, console)
+    stopped_by = server.serve(options.runs, given, console)
     if stopped_by is not None:
         console.say(f"stopped by {stopped_by.name}")
     return 0

@@ -4,14 +4,16 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from convolve import device
-from convolve.cli.flags import Parser, add_config_flags, asked_model, read_config
-from convolve.cli.output import print_json
-from convolve.cli.processes import start_job, wants_job
-from convolve.config.spellings import translate
-from convolve.parallel.launch import follow_launcher
-from convolve.parallel.topology import speaks
+from convolve.cli.command import Parser, add_config_flags, asked_model, read_config, start_job, wants_job
+from convolve.cli.console import print_json
+from convolve.compat.options import translate
+from convolve.distributed.launch.local import follow_launcher
+from convolve.distributed.topology import speaks
+from convolve.runs import session
 
 USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help puts that network's options first"
+
+
 EPILOG = "`--x none` unsets an optional value. Without arguments: LeNet on MNIST."
 
 
@@ -32,11 +34,9 @@ def run(arguments: Sequence[str]) -> int:
 
     follow_launcher()
     device.prepare()
-    from convolve.app import train
-    from convolve.cli.console import PlainConsole, open_console
-    from convolve.cli.result import finish
+    from convolve.cli.console import PlainConsole, finish, open_console
 
-    report = train.run(config, PlainConsole() if options.json else open_console())
+    report = session.train(config, PlainConsole() if options.json else open_console())
     code = finish(report)
     if options.json and speaks():
         print_json(report)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.flags import Parser
-from convolve.cli.output import print_json
-from convolve.config.programs import translate_program
+from convolve.cli.command import Parser
+from convolve.cli.console import print_json
+from convolve.compat.options import translate_program
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,11 +22,11 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"batch-size={options.batch_size}: must be at least 1")
 
     device.prepare()
-    from convolve.app import validate
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.runs import validate
 
     console = PlainConsole() if options.json else open_console()
-    records = validate.run(
+    records = validate.validate(
         options.path, console, every=options.all, data_dir=options.data_dir, batch_size=options.batch_size
     )
     console.close()

@@ -1,15 +1,7 @@
 """What the user can say: the typed schema, named configs, and the checks that join fields. Imports no torch."""
 
-from convolve.config.learning import OptimConfig, ScheduleConfig
-from convolve.config.schema import (
-    Config,
-    DataConfig,
-    LogConfig,
-    ModelConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    RunConfig,
-)
+from convolve.config.schema import Config, DataConfig, LogConfig, ModelConfig, RunConfig
+from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig
 
 __all__ = [
     "Config",

@@ -5,15 +5,14 @@ serves the command line (`--batch-size`), a config file (`batch-size:`) and an e
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from convolve.config.learning import OptimConfig, ScheduleConfig
-from convolve.config.section import Section, respell
+from convolve.config.section import Section
+from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig
 
 
 class ModelConfig(Section):
@@ -113,95 +112,6 @@ class DataConfig(Section):
         "error", description="a picture that cannot be read: stop and name it, or leave it out and list it"
     )
     bad_samples_limit: float = Field(0.001, ge=0, le=1, description="largest share of a split that may be left out")
-
-
-class PrecisionConfig(Section):
-    """What is stored and computed in which number format."""
-
-    title = "precision"
-
-    precision: Literal["32.32", "16.32", "16.16"] | None = Field(
-        None, description="compute.master formats in bits; unset: what the device model has, else 32.32"
-    )
-    half_type: Literal["fp16", "bf16"] = Field("fp16", description="which 16-bit format")
-    stochastic_rounding: bool | None = Field(
-        None, description="round up or down by chance, keyed by seed, step and place; unset: on for 16.16"
-    )
-    enable_half_partials: bool | None = Field(
-        None, description="convolutions and matrix products add up in 16 bits; unset: off, or the device model's"
-    )
-    saturate_on_overflow: bool | None = Field(
-        None, description="values beyond the range become its end, not infinity; unset: off, or the device model's"
-    )
-    fp_exceptions: bool = Field(False, description="stop at the first overflow, invalid result or division by zero")
-    force_fp32: tuple[str, ...] = Field((), description="layers that stay in fp32, by name (layer1 means all inside)")
-    half_norm_statistics: bool = Field(False, description="norm statistics in 16 bits too; otherwise they are fp32")
-    precision_mode: (
-        Literal["must_keep_origin_dtype", "allow_fp32_to_fp16", "allow_mix_precision", "force_fp16"] | None
-    ) = Field(None, description="Ascend's name for a policy by operation; instead of --precision")
-    mixlist_file: Path | None = Field(None, description="JSON with white and black lists for allow_mix_precision")
-    numerics: Literal["auto", "native", "emulated"] = Field(
-        "auto", description="16-bit kernels of the machine, exact emulation, or native where it works and is fast"
-    )
-    device_model: Literal["ipu-mk1", "ipu-mk2", "ascend-910"] | None = Field(
-        None, description="arithmetic and memory of a named accelerator, on whatever device there is"
-    )
-    loss_scaling: float | None = Field(
-        None, ge=1, description="factor on the loss while gradients are computed; unset: 128 in 16 bits, else 1"
-    )
-    loss_scaling_rule: Literal["static", "dynamic", "ascend", "ramp", "automatic"] = Field(
-        "static", description="how the factor changes during the run"
-    )
-    initial_loss_scaling: float | None = Field(
-        None, ge=1, description="first factor of a changing rule; unset: the rule's own"
-    )
-    data_dump_step: str | None = Field(None, description="steps whose tensors are written out, such as 10|20|30-35")
-    over_dump: bool = Field(False, description="write the operation that overflows first, with its inputs")
-    survey_freq: int | None = Field(
-        None, ge=1, description="steps between surveys of exponents, underflow and overflow in each layer; unset: never"
-    )
-
-
-AUTO_SPLITS = ("auto",)
-
-
-class ParallelConfig(Section):
-    """How the work is laid out over devices."""
-
-    title = "parallel"
-
-    replicas: int = Field(1, ge=1, description="data-parallel copies of the model, one process each")
-    bn_span: int = Field(1, ge=1, description="neighbouring replicas whose batch norms see their samples as one batch")
-    identical_replica_seeding: bool = Field(
-        False, description="replicas draw the same random masks and roundings, as if each were the first"
-    )
-    rts: bool = Field(False, description="replicated tensor sharding: each replica keeps its share of optimiser state")
-    shards: int = Field(1, ge=1, description="stages the model is split into, one process each")
-    pipeline_splits: tuple[str, ...] = Field(
-        AUTO_SPLITS, description="blocks at which the stages after the first begin; auto: balanced by measured time"
-    )
-    pipeline_schedule: Annotated[
-        Literal["interleaved", "grouped", "sequential"], BeforeValidator(partial(respell, {}))
-    ] = Field(
-        "interleaved",
-        description="order of passes: one forward one backward, all forward then all backward, or one micro batch "
-        "after the other",
-    )
-    enable_recomputation: bool = Field(
-        False, description="keep activations at block boundaries only and compute the others again in the backward pass"
-    )
-    recompute_checkpoints: tuple[str, ...] = Field(
-        (), description="patterns of the blocks after which activations are kept, such as layer*/1; unset: every block"
-    )
-    epochs_per_sync: float | None = Field(
-        None, gt=0, description="epochs between checks that all replicas hold the same weights; unset: at the start"
-    )
-    max_restarts: int = Field(0, ge=0, description="times a job goes on from its newest checkpoint after a dead rank")
-
-    @property
-    def processes(self) -> int:
-        """One for every stage of every replica."""
-        return self.replicas * self.shards
 
 
 class RunConfig(Section):

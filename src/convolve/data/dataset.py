@@ -1,29 +1,24 @@
-"""A data set in memory: two splits of uint8 images with their labels, and what the labels mean."""
+"""A data set in memory: two splits of uint8 images with their labels, and what the labels mean.
+
+What a micro batch should be told: one label for each sample, or several with weights where images were mixed.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from convolve.errors import DataError
 
 Images = npt.NDArray[np.uint8]
+
+
 Labels = npt.NDArray[np.int64]
 
+
 LARGEST_SIDE = 4096
-
-
-class Progress(Protocol):
-    """Hears how far long work has come; the renderer decides what to show."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Report that `done` of `total` units are finished (`None`: the total is unknown)."""
-        ...
-
-
-def ignore_progress(what: str, done: int, total: int | None) -> None:
-    """The null object of `Progress`."""
 
 
 class Samples(Protocol):
@@ -100,3 +95,14 @@ def _check_labels(labels: Labels, classes: int | None, where: str) -> None:
         first = int(np.argmax(wrong))
         rule = "0 or more" if classes is None else f"0 to {classes - 1}"
         raise DataError(f"{where}: label {int(labels[first])} of sample {first}: must be {rule}; get an undamaged copy")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels [N] that count fully, or labels [K, N] with weights [K, N] that add up to one for each sample."""
+
+    labels: Tensor
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.labels.shape[-1]

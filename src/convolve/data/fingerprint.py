@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from convolve.data.catalogue import KNOWN, Entry
+from convolve.data.catalog import KNOWN, Entry
 from convolve.data.dataset import Dataset, Samples, Split
-from convolve.data.idx import pack_idx
+from convolve.data.readers.mnist import pack_idx
 
 Verdict = Literal["published", "published, in another order", "different", "not compared"]
 

@@ -3,6 +3,8 @@
 The output is a pure function of the input and the options, byte for byte, whatever the number of threads. Work that was
 interrupted goes on: shards are put in place whole, and a raw store grows by whole chunks. `metadata.json`, written
 last, has the sha256 of every file; until then `.prepare.json` holds what the work is about.
+
+The `data` verb: what is known and where it is, fetching it, checking it, making it quick to read.
 """
 
 import hashlib
@@ -20,18 +22,26 @@ import numpy as np
 import simplejpeg
 import torch
 
-from convolve.data.cropping import centre_box
-from convolve.data.dataset import Dataset, Images, Progress
-from convolve.data.decode import Decoder
-from convolve.data.gallery import Gallery, Source
-from convolve.data.raw import FORMAT as RAW_FORMAT
-from convolve.data.tars import METADATA
+from convolve import device
+from convolve.data.dataset import Dataset, Images
+from convolve.data.image_io import Decoder
+from convolve.data.loader.decoding import Gallery, Source
+from convolve.data.readers.detect import LOOKED_FOR, open_pictures
+from convolve.data.readers.raw_store import FORMAT as RAW_FORMAT
+from convolve.data.readers.webdataset import METADATA
+from convolve.data.transforms.augment import centre_box
+from convolve.download import Progress
 from convolve.errors import ConfigError, DataError
 
 TAR_FORMAT = "webdataset"
+
+
 STATE = ".prepare.json"
 
+
 _CHUNK = 256
+
+
 _SPLITS = ("train", "validation")
 
 
@@ -209,3 +219,14 @@ def _encoder(source: Source, options: Options) -> Callable[[int], tuple[str, byt
         return "jpg", simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=options.quality)
 
     return encode
+
+
+def prepare_pictures(source: Path, target: Path, options: Options, workers: int | None, progress: Progress) -> Prepared:
+    """Write the pictures in a folder as WebDataset shards or as a raw store."""
+    pictures = open_pictures(source, str(source), progress)
+    if pictures is None:
+        raise DataError(f"{source}: no pictures in it; looked for {LOOKED_FOR}")
+    if target.resolve() == source.resolve():
+        raise ConfigError(f"data prepare {source} {target}: the same folder twice; give a new one to write to")
+    threads = device.usable_threads() if workers is None else workers
+    return prepare(pictures, target, options, threads, progress)

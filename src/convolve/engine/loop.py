@@ -3,17 +3,75 @@
 for each window of samples, until the run is complete or somebody asks to stop:
     train_step
     every action that is due: log, validate, save
+
+Ctrl-C and SIGTERM end a run after the step under way, not in the middle of it.
+
+How long a run is. A step never crosses the end of an epoch, so steps translate into samples exactly.
 """
 
-import time
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Protocol
 
-from convolve.data.loader import Window
+from convolve.config import Config
+from convolve.data.loader.loader import Window
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
-from convolve.engine.stopping import StopRequest
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Which signal asked the run to stop, if any did."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take note; a second signal of the same run ends the process at once."""
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """While this is open, signals set the request instead of ending the process."""
+    request = StopRequest()
+    before = {number: signal.signal(number, request) for number in SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+DEFAULT_EPOCHS = 5.0
+
+
+def plan_samples(config: Config, samples_per_epoch: int) -> int:
+    """The whole run in samples."""
+    if config.optim.iterations is None:
+        return max(1, round((config.optim.epochs or DEFAULT_EPOCHS) * samples_per_epoch))
+    return samples_after(config.optim.iterations, config, samples_per_epoch)
+
+
+def samples_after(steps: int, config: Config, samples_per_epoch: int) -> int:
+    """The position after so many steps from the beginning."""
+    steps_per_epoch = -(-samples_per_epoch // config.global_batch_size)
+    epochs, rest = divmod(steps, steps_per_epoch)
+    return epochs * samples_per_epoch + rest * config.global_batch_size
+
+
+def extend(config: Config, epochs: float | None, iterations: int | None) -> Config:
+    """The config of a run that goes on for longer."""
+    if epochs is None and iterations is None:
+        return config
+    return config.model_copy(
+        update={"optim": config.optim.model_copy(update={"epochs": epochs, "iterations": iterations})}
+    )
 
 
 class Action(Protocol):
@@ -21,28 +79,6 @@ class Action(Protocol):
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
         """Look at the position before and after a step, and act if it is time."""
-
-
-class Stopwatch:
-    """Seconds spent in training itself; validation and saving pause it."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._paused = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that counted so far."""
-        return time.perf_counter() - self._started - self._paused
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time inside does not count."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._paused += time.perf_counter() - began
 
 
 def fit(

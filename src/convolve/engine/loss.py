@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.data.targets import Targets
+from convolve.data.dataset import Targets
 
 
 class CrossEntropy:

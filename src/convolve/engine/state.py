@@ -1,43 +1,19 @@
 """What a training run is at one moment: weights, optimiser state, two integers, and the loss scale."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.engine.averager import Averager, NoAverage
+from convolve.distributed.collectives import Alone, Team
+from convolve.distributed.partition import Holdings
+from convolve.engine.ema import Averager, NoAverage
 from convolve.errors import CheckpointError
 from convolve.models.network import Network
-from convolve.numerics.arithmetic import Arithmetic, PlainArithmetic
-from convolve.numerics.scaling import NoScaling, Scaler
-from convolve.optim.optimisers import load_state, state_tensors
-from convolve.parallel.sharding import Ownership, SoleOwner
-from convolve.parallel.team import Alone, Team
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """Which tensors of a run this process holds: not those of blocks at other stages, nor state that others own."""
-
-    elsewhere: tuple[str, ...] = ()
-    ownership: Ownership | SoleOwner = field(default_factory=SoleOwner)
-
-    @property
-    def shared_out(self) -> bool:
-        """Whether replicas hold different optimiser state."""
-        return isinstance(self.ownership, Ownership)
-
-    def keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that belong to the blocks here."""
-        prefixes = tuple(f"{name.replace('/', '.')}." for name in self.elsewhere)
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
-
-    def keep_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The optimiser state of the parameters that this process updates."""
-        return {name: tensor for name, tensor in tensors.items() if self.ownership.owns(name.rpartition(".")[0])}
+from convolve.numerics.execution import Arithmetic, PlainArithmetic
+from convolve.numerics.loss_scaling import NoScaling, Scaler
+from convolve.optim.optimizers import load_state, state_tensors
 
 
 @dataclass

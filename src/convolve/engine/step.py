@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from convolve.data.loader import Window
+from convolve.data.loader.loader import Window
 from convolve.device import widest_float
-from convolve.engine.executor import Executor
+from convolve.distributed.collectives import Alone, Team
+from convolve.distributed.gradient_sync import NoSynchroniser, Synchroniser
+from convolve.distributed.optimizer_sharding import Ownership, SoleOwner
+from convolve.engine.forward_backward import Executor
 from convolve.engine.state import TrainState
-from convolve.models.batch_norm import NormStatistics
-from convolve.optim.optimisers import set_rate
+from convolve.layers.batch_norm import NormStatistics
+from convolve.optim.optimizers import set_rate
 from convolve.optim.schedules import Schedule
-from convolve.parallel.sharding import Ownership, SoleOwner
-from convolve.parallel.synchroniser import NoSynchroniser, Synchroniser
-from convolve.parallel.team import Alone, Team
 
 Clip = Callable[[nn.Module], None]
 

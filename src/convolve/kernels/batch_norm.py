@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convolve.kernels import code
-from convolve.kernels.code import DOUBLE, INT, LONG, POINTER, Kernel, Signatures, addresses, dense
+from convolve.kernels import binding
+from convolve.kernels.binding import DOUBLE, INT, LONG, POINTER, Kernel, Signatures, addresses, dense
 
 _SIGNATURES = Signatures(
     forward=(LONG, LONG, INT, DOUBLE, *[POINTER] * 6),
@@ -19,13 +19,16 @@ _SIGNATURES = Signatures(
     scratch=(LONG, LONG),
 )
 
+
 Activation = Literal["none", "relu", "silu"]
+
+
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C file knows them by their number
 
 
 def can_run(x: Tensor, weight: Tensor) -> bool:
     """Whether the operation exists for these: plain float32 images in CPU memory, and a kernel."""
-    return code.are_plain(x, weight) and x.shape[1] == len(weight) and x.numel() > len(weight) and load() is not None
+    return binding.are_plain(x, weight) and x.shape[1] == len(weight) and x.numel() > len(weight) and load() is not None
 
 
 def normalise(
@@ -42,7 +45,7 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: int
     ) -> tuple[Tensor, Tensor]:
-        kernel, x = code.require(load()), dense(x)
+        kernel, x = binding.require(load()), dense(x)
         y, found = torch.empty_like(x), torch.empty(3, len(weight))
         rows, memory = _rows(x), _workspace(x)
         pointers = addresses(x, weight, bias, y, found, memory)
@@ -56,7 +59,7 @@ class _BatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, found = ctx.saved_tensors
-        kernel, g, memory = code.require(load()), dense(gradients[0]), _workspace(x)
+        kernel, g, memory = binding.require(load()), dense(gradients[0]), _workspace(x)
         dx, dw, db = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
         pointers = addresses(x, g, weight, bias, found, dx, dw, db, memory)
         kernel.backward(_rows(x), len(weight), ctx.activation, *pointers, torch.get_num_threads(), kernel.parallel)
@@ -66,7 +69,7 @@ class _BatchNorm(torch.autograd.Function):
 @cache
 def load(*options: str) -> Kernel | None:
     """The kernel for this CPU, compiled with further options; None where it cannot be."""
-    return code.load_kernel("batch_norm.c", _SIGNATURES, options)
+    return binding.load_kernel("batch_norm.c", _SIGNATURES, options)
 
 
 def _rows(x: Tensor) -> int:
@@ -74,4 +77,4 @@ def _rows(x: Tensor) -> int:
 
 
 def _workspace(x: Tensor) -> Tensor:
-    return torch.empty(code.require(load()).scratch(_rows(x), x.shape[1]), dtype=torch.uint8)
+    return torch.empty(binding.require(load()).scratch(_rows(x), x.shape[1]), dtype=torch.uint8)

@@ -14,18 +14,25 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convolve.kernels import code
-from convolve.kernels.code import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
+from convolve.kernels import binding
+from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
 
 # What is to stay in registers must not become a call of memcpy.
 _OPTIONS = ("-fno-tree-loop-distribute-patterns",)
+
+
 _Sizes = LONG * 11  # `shape` in the C file
+
+
 _SIZES = ctypes.POINTER(_Sizes)
+
+
 _SIGNATURES = Signatures(
     forward=(_SIZES, *[POINTER] * 6),
     backward=(_SIZES, *[POINTER] * 8),
     scratch=(_SIZES, INT),
 )
+
 
 MOST_CHANNELS = 4095  # the C file counts them in twelve bits
 
@@ -59,7 +66,7 @@ class Plan(NamedTuple):
 def can_run(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether the operation exists for these: plain float32 tensors in CPU memory, whose shapes fit, and a kernel."""
     return (
-        code.are_plain(x, weight)
+        binding.are_plain(x, weight)
         and len(x) > 0
         and x.shape[1] == weight.shape[1]
         and len(weight) <= MOST_CHANNELS
@@ -82,7 +89,7 @@ def convolve_pool_rectify(x: Tensor, weight: Tensor, bias: Tensor | None, geomet
 def _run_forward(given: tuple[Tensor, Tensor, Tensor], geometry: Geometry, *, learning: bool) -> tuple[Tensor, Tensor]:
     """The result, and which pixels it came from if gradients will be asked for."""
     x, weight, bias = given
-    kernel, plan = code.require(load()), _plan(x.shape, weight.shape, geometry, torch.get_num_threads())
+    kernel, plan = binding.require(load()), _plan(x.shape, weight.shape, geometry, torch.get_num_threads())
     y = torch.empty((len(x), len(weight), *plan.pooled), memory_format=torch.channels_last)
     where = torch.empty(y.numel() if learning else 0, dtype=torch.int8)
     memory = plan.workspace()
@@ -104,7 +111,7 @@ class _ConvPool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, where = ctx.saved_tensors
-        kernel, plan = code.require(load()), _plan(x.shape, weight.shape, ctx.geometry, torch.get_num_threads())
+        kernel, plan = binding.require(load()), _plan(x.shape, weight.shape, ctx.geometry, torch.get_num_threads())
         g, memory = dense(gradients[0]), plan.workspace()
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         dw, db = torch.empty_like(weight), torch.empty(len(weight))
@@ -116,7 +123,7 @@ class _ConvPool(torch.autograd.Function):
 @cache
 def load(*options: str) -> Kernel | None:
     """The kernel for this CPU, compiled with further options; None where it cannot be."""
-    return code.load_kernel("conv_pool.c", _SIGNATURES, (*_OPTIONS, *options))
+    return binding.load_kernel("conv_pool.c", _SIGNATURES, (*_OPTIONS, *options))
 
 
 @lru_cache(maxsize=64)
@@ -125,4 +132,4 @@ def _plan(image: torch.Size, weight: torch.Size, geometry: Geometry, threads: in
     outputs, _, *sides = weight
     pooled = geometry.pooled(image, weight)
     sizes = _Sizes(count, height, width, channels, outputs, *sides, *geometry.padding, *pooled)
-    return Plan(sizes, pooled, threads, code.require(load()).scratch(sizes, threads))
+    return Plan(sizes, pooled, threads, binding.require(load()).scratch(sizes, threads))

@@ -12,20 +12,25 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convolve.kernels import code
-from convolve.kernels.code import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
+from convolve.kernels import binding
+from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
 
 SIDES, STRIDES = (3, 5), (1, 2)
 
+
 _Sizes = LONG * 8  # images, height, width, channels, side, stride, height and width of the result: `shape` in C
+
+
 _SIZES = ctypes.POINTER(_Sizes)
+
+
 _SIGNATURES = Signatures(forward=(_SIZES, *[POINTER] * 4), backward=(_SIZES, *[POINTER] * 6), scratch=(_SIZES, INT))
 
 
 @cache
 def load(*options: str) -> Kernel | None:
     """The kernel for this CPU, compiled with further options; None where it cannot be."""
-    return code.load_kernel("depthwise.c", _SIGNATURES, options)
+    return binding.load_kernel("depthwise.c", _SIGNATURES, options)
 
 
 def suits(channels: int, side: int, stride: int) -> bool:
@@ -45,7 +50,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 class _Depthwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        kernel, x, sizes = code.require(load()), dense(x), _sizes(x, weight, stride)
+        kernel, x, sizes = binding.require(load()), dense(x), _sizes(x, weight, stride)
         y = torch.empty((len(x), len(weight), *sizes[-2:]), memory_format=torch.channels_last)
         taps, threads = _by_tap(weight), torch.get_num_threads()
         scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
@@ -58,7 +63,7 @@ class _Depthwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        kernel, g, sizes = code.require(load()), dense(gradients[0]), _sizes(x, weight, ctx.stride)
+        kernel, g, sizes = binding.require(load()), dense(gradients[0]), _sizes(x, weight, ctx.stride)
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         taps = _by_tap(weight)
         dw, threads = torch.empty_like(taps), torch.get_num_threads()

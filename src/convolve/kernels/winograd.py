@@ -13,27 +13,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.kernels import code
-from convolve.kernels.code import LONG, POINTER, Kernel, Signatures, addresses, dense
+from convolve.kernels import binding
+from convolve.kernels.binding import LONG, POINTER, Kernel, Signatures, addresses, dense
 
 SPOTS = 36
+
+
 # Images whose tiles would reach far over their edges are left to PyTorch.
 LEAST_USED = 0.6
 
+
 _G = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6]]
+
+
 _G += [[1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]
 
+
 _FILE = "winograd.c"
+
+
 _Sizes = LONG * 5  # images, height, width, inputs, outputs: `shape` in the C file
+
+
 _SIZES = ctypes.POINTER(_Sizes)
+
+
 _PASS = (_SIZES, *[POINTER] * 4)
-_SIGNATURES = Signatures(forward=_PASS, backward=_PASS, scratch=(_SIZES, code.INT))
+
+
+_SIGNATURES = Signatures(forward=_PASS, backward=_PASS, scratch=(_SIZES, binding.INT))
 
 
 @cache
 def load(*options: str) -> Kernel | None:
     """The kernel for this CPU, compiled with further options; None where it cannot be."""
-    return code.load_kernel(_FILE, _SIGNATURES, options)
+    return binding.load_kernel(_FILE, _SIGNATURES, options)
 
 
 def suits_channels(inputs: int, outputs: int) -> bool:
@@ -75,7 +89,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _apply(x: Tensor, weight: Tensor) -> Tensor:
-    kernel, threads = code.require(load()), torch.get_num_threads()
+    kernel, threads = binding.require(load()), torch.get_num_threads()
     (images, inputs, height, width), outputs = x.shape, weight.shape[0]
     sizes = _Sizes(images, height, width, inputs, outputs)
     y = torch.empty((images, outputs, height, width), memory_format=torch.channels_last)
@@ -96,7 +110,7 @@ def _transform_filters(weight: Tensor, panel: int) -> Tensor:
 
 def _differentiate_filters(x: Tensor, dy: Tensor) -> Tensor:
     """G^T d G for the sums d over all tiles; in channels-last, as filters are kept."""
-    kernel, threads = code.require(load()), torch.get_num_threads()
+    kernel, threads = binding.require(load()), torch.get_num_threads()
     (images, inputs, height, width), outputs = x.shape, dy.shape[1]
     sizes = _Sizes(images, height, width, inputs, outputs)
     panel = kernel.constant("winograd_panel")

@@ -15,16 +15,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from convolve.config.families import FAMILIES
+from convolve.config.model_options import FAMILIES
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
-from convolve.models.architecture import Architecture, Order
-from convolve.models.chance import KeyedDropout
-from convolve.models.initialisation import Layerwise, glorot_uniform, kaiming_normal_fan_out, zeros
-from convolve.models.layers import Activation, SqueezeExcitation, StochasticDepth, conv_norm, round_width
-from convolve.models.norms import Norms
+from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
+from convolve.layers.dropout import KeyedDropout, StochasticDepth
+from convolve.layers.init import Layerwise, glorot_uniform, kaiming_normal_fan_out, zeros
+from convolve.layers.norm import Norms
+from convolve.models.spec import Architecture, Order
 
 Blocks = dict[str, nn.Module]
+
 
 FAMILY = FAMILIES["efficientnet"]
 
@@ -74,6 +75,8 @@ GROUPS = (
     Group(5, 4, 192, 2),
     Group(3, 1, 320, 1),
 )
+
+
 STEM = 32
 
 

@@ -12,16 +12,24 @@ of deviation 1, and logits are divided by its width.
 import torch
 from torch import Generator, Tensor, nn
 
-from convolve.config.families import FAMILIES
+from convolve.config.model_options import FAMILIES
 from convolve.errors import ConfigError
-from convolve.models.architecture import Architecture, Order
-from convolve.models.batch_norm import BatchNorm2d
-from convolve.models.initialisation import Layerwise, fan_in_uniform, unit_uniform, zeros
+from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.init import Layerwise, fan_in_uniform, unit_uniform, zeros
+from convolve.models.spec import Architecture, Order
 
 FAMILY = FAMILIES["fastnet"]
+
+
 WIDTHS = (64, 256, 256)
+
+
 WHITENED_IMAGES = 5000
+
+
 EPSILON = 5e-4
+
+
 LEAST_SIDE = 17
 
 

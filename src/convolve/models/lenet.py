@@ -17,19 +17,13 @@ from math import prod
 from torch import nn
 
 from convolve.errors import ConfigError
-from convolve.models.architecture import Architecture, Order
-from convolve.models.batch_norm import BatchNorm2d
-from convolve.models.chance import KeyedDropout
-from convolve.models.initialisation import (
-    Layerwise,
-    fan_in_uniform,
-    glorot_uniform,
-    glorot_vector,
-    kaiming_normal,
-    zeros,
-)
+from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.dropout import KeyedDropout
+from convolve.layers.init import Layerwise, fan_in_uniform, glorot_uniform, glorot_vector, kaiming_normal, zeros
+from convolve.models.spec import Architecture, Order
 
 Blocks = dict[str, nn.Module]
+
 
 KERNEL = 5
 
@@ -92,9 +86,16 @@ class Plan:
 
 
 LENET5 = Plan(channels=(6, 16), padding=(2, 0), hidden=(120, 84))
+
+
 LENET_BN = Plan(channels=(20, 50), padding=(0, 0), hidden=(), norm=True)
+
+
 CNN_WIDE = Plan(channels=(32, 32), padding=(2, 2), hidden=(1024,), dropout_rate=0.4, whole_pools=True)
+
+
 LENET_SIGMOID = Plan(channels=(6, 16), padding=(2, 2), hidden=(120, 84), activation=nn.Sigmoid, whole_pools=True)
+
 
 ARCHITECTURES = {
     "lenet5": Architecture(

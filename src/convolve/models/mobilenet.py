@@ -10,16 +10,17 @@ from functools import partial
 
 from torch import Generator, Tensor, nn
 
-from convolve.config.families import FAMILIES
+from convolve.config.model_options import FAMILIES
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
-from convolve.models.architecture import Architecture, Order
-from convolve.models.chance import KeyedDropout
-from convolve.models.initialisation import Fans, Layerwise, kaiming_normal_fan_out, zeros
-from convolve.models.layers import Activation, SqueezeExcitation, conv_norm, round_width
-from convolve.models.norms import Norms
+from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
+from convolve.layers.dropout import KeyedDropout
+from convolve.layers.init import Fans, Layerwise, kaiming_normal_fan_out, zeros
+from convolve.layers.norm import Norms
+from convolve.models.spec import Architecture, Order
 
 Blocks = dict[str, nn.Module]
+
 
 FAMILY = FAMILIES["mobilenet"]
 
@@ -53,6 +54,8 @@ LARGE = (
     Row(5, 960, 160, True, True, 1),
     Row(5, 960, 160, True, True, 1),
 )
+
+
 SMALL = (
     Row(3, 16, 16, True, False, 2),
     Row(3, 72, 24, False, False, 2),
@@ -66,6 +69,8 @@ SMALL = (
     Row(5, 576, 96, True, True, 1),
     Row(5, 576, 96, True, True, 1),
 )
+
+
 # Expansion, width, repeats, stride of the first.
 V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
@@ -197,6 +202,7 @@ def read_size(options: ModelConfig) -> str:
 
 
 RULE = Layerwise(conv=kaiming_normal_fan_out, linear=small_normal, bias=zeros)
+
 
 ARCHITECTURES = {
     "mobilenet": Architecture(

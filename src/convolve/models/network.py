@@ -2,23 +2,38 @@
 
 The list is what everything else cuts along: a pipeline split, a recomputation boundary and a row of `convolve describe`
 are all names in it. The names are also the parameter names, so that weights published for torchvision fit.
+
+Which part of a network is trained: all of it, what comes after a named block, or parameters chosen by name.
+
+Activations that are computed again instead of kept.
+
+Of a segment of blocks only the input is kept; when the backward pass arrives, the segment runs once more and leaves
+what that pass needs. The second run must be the first one again, bit for bit, and must leave no trace: random layers
+are told the position that they were at, and batch norms do not count the samples a second time.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatch
 from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
-from convolve.models.chance import Chance
-from convolve.models.recomputation import run_recomputed
-from convolve.models.units import find_trios
-from convolve.models.watching import is_watched
+from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.dropout import Chance
+from convolve.layers.hooks import is_watched
+from convolve.layers.native import find_trios
 
 Shape = tuple[int, ...]
+
+
 Operation = Callable[[Sequence[nn.Module], Tensor], Tensor | None]
+
+
 """Does at once what several blocks do one after the other; None where it cannot, for this input."""
 
 
@@ -170,3 +185,64 @@ def _spare_input(block: nn.Module) -> None:
 
 class _Folder(nn.Module):
     """Holds blocks whose names share a beginning; never called."""
+
+
+def limit_training(network: Network, options: ModelConfig) -> None:
+    """Mark what stays as it is. Frozen blocks also stay in evaluation mode, so that their statistics do not move."""
+    if options.freeze_until is not None:
+        freeze_before(network, options.freeze_until)
+    if options.variable_filter:
+        _keep_named(network, options.variable_filter)
+
+
+def freeze_before(network: Network, block: str) -> None:
+    """Freeze every block before the named one; a folder (`layer4`) means its first block."""
+    names = list(network.blocks)
+    first = next((index for index, name in enumerate(names) if name == block or name.startswith(f"{block}/")), None)
+    if first is None:
+        raise ConfigError(f"freeze-until={block}: the network has no such block; {suggest(block, names)}")
+    network.freeze(names[:first])
+
+
+def _keep_named(network: Network, parts: tuple[str, ...]) -> None:
+    chosen = {name for name, _ in network.named_parameters() if any(part in name for part in parts)}
+    if not chosen:
+        known = sorted({name.rpartition(".")[0] for name, _ in network.named_parameters()})
+        raise ConfigError(
+            f"variable-filter={','.join(parts)}: no parameter has that in its name; {suggest(parts[0], known)}"
+        )
+    for name, parameter in network.named_parameters():
+        if name not in chosen:
+            parameter.requires_grad_(False)
+
+
+def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: Tensor, chance: Chance) -> Tensor:
+    """Run some blocks, keeping nothing but their input for the backward pass."""
+    output = checkpoint(
+        run, x, use_reentrant=False, preserve_rng_state=False, context_fn=_remember_position(blocks, chance)
+    )
+    assert isinstance(output, Tensor), "blocks give tensors"
+    return output
+
+
+Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
+
+
+def _remember_position(blocks: list[nn.Module], chance: Chance) -> Contexts:
+    """Contexts for the first run and for the second; both see the position of the first."""
+    position = chance.position
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        norms = [module for block in blocks for module in block.modules() if isinstance(module, BatchNorm2d)]
+        now, chance.position = chance.position, position
+        for norm in norms:
+            norm.counting = False
+        try:
+            yield
+        finally:
+            chance.position = now
+            for norm in norms:
+                norm.counting = True
+
+    return lambda: (nullcontext(), again())

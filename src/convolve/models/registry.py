@@ -7,15 +7,16 @@ only when its name is asked for.
 import re
 from importlib.metadata import EntryPoint, entry_points
 
-from convolve.config.families import family_of, refuse_foreign_options
+from convolve.config.model_options import family_of, refuse_foreign_options
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
+from convolve.layers.dropout import Chance
 from convolve.models import efficientnet, fastnet, lenet, mobilenet, resnet
-from convolve.models.architecture import Architecture, Order
-from convolve.models.chance import Chance
 from convolve.models.network import Network, Shape
+from convolve.models.spec import Architecture, Order
 
 GROUP = "convolve.models"
+
 
 _OWN: dict[str, Architecture] = {
     **lenet.ARCHITECTURES,
@@ -24,6 +25,8 @@ _OWN: dict[str, Architecture] = {
     **mobilenet.ARCHITECTURES,
     **fastnet.ARCHITECTURES,
 }
+
+
 _ALSO = {"resnext50": "resnext50-32x4d", "resnext101": "resnext101-32x8d"}
 
 

@@ -16,18 +16,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from convolve.config.families import FAMILIES, Family
+from convolve.config.model_options import FAMILIES, Family
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
-from convolve.models.architecture import Architecture, Order
-from convolve.models.batch_norm import normalise_and_activate
-from convolve.models.initialisation import Layerwise, fan_in_uniform, kaiming_normal_fan_out
-from convolve.models.layers import PaddedShortcut
-from convolve.models.norms import Norms
+from convolve.layers.batch_norm import normalise_and_activate
+from convolve.layers.blocks import PaddedShortcut
+from convolve.layers.init import Layerwise, fan_in_uniform, kaiming_normal_fan_out
+from convolve.layers.norm import Norms
+from convolve.models.spec import Architecture, Order
 
 Blocks = dict[str, nn.Module]
 
+
 SMALL_SIDE = 64
+
+
 EXPANSION = 4
 
 
@@ -51,8 +54,14 @@ IMAGENET = {
     "101": Plan((3, 4, 23, 3), bottleneck=True),
     "152": Plan((3, 8, 36, 3), bottleneck=True),
 }
+
+
 BASIC_CIFAR = {str(6 * n + 2): Plan((n, n, n), False, small=True, width=16) for n in (1, 2, 3, 5, 7, 9, 18)}
+
+
 BOTTLENECK_CIFAR = {str(9 * n + 2): Plan((n, n, n), True, small=True, width=16) for n in (1, 3, 4, 5, 6, 7)}
+
+
 # Of the two networks of 56 layers, a bare size means the bottleneck one, as in the original.
 CIFAR = {**BASIC_CIFAR, **BOTTLENECK_CIFAR}
 
@@ -239,8 +248,14 @@ def _choose(family: Family, tables: tuple[dict[str, Plan], dict[str, Plan]], ord
 
 
 RULE = Layerwise(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
+
+
 IMAGENET_SHAPE = (3, 224, 224)
+
+
 CIFAR_SHAPE = (3, 32, 32)
+
+
 _RESNET, _RESNEXT = FAMILIES["resnet"], FAMILIES["resnext"]
 
 

@@ -5,6 +5,8 @@ A binary format with e exponent bits and m stored mantissa bits has, with bias b
     largest value       (2 - 2^-m) * 2^b
     smallest normal     2^(1-b)
     smallest subnormal  2^(1-b-m)          which is also the spacing of all values below twice the smallest normal
+
+Accelerators as bundles of arithmetic and memory, so that their way of computing can be had anywhere.
 """
 
 from dataclasses import dataclass
@@ -48,7 +50,41 @@ class Format:
 
 
 FP32 = Format("fp32", 8, 23, torch.float32)
+
+
 FP16 = Format("fp16", 5, 10, torch.float16)
+
+
 BF16 = Format("bf16", 8, 7, torch.bfloat16)
 
+
 FORMATS = {one.name: one for one in (FP32, FP16, BF16)}
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """What one named accelerator computes with, and the memory that one of its chips has."""
+
+    name: str
+    summary: str
+    memory_bytes: int
+    precision: str
+    stochastic_rounding: bool
+    saturate_on_overflow: bool
+    enable_half_partials: bool
+    loss_scaling: float
+    loss_scaling_rule: str
+
+
+DEVICE_MODELS = {
+    one.name: one
+    for one in (
+        DeviceModel(
+            "ipu-mk1", "Graphcore IPU, first generation", 300 * 10**6, "16.16", True, False, False, 128.0, "static"
+        ),
+        DeviceModel(
+            "ipu-mk2", "Graphcore IPU, second generation", 900 * 10**6, "16.16", True, False, False, 128.0, "static"
+        ),
+        DeviceModel("ascend-910", "Huawei Ascend 910", 32 * 1024**3, "16.32", False, True, False, 2.0**32, "ascend"),
+    )
+}

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convolve.config.schema import PrecisionConfig
+from convolve.config.training import PrecisionConfig
 from convolve.errors import ConfigError, suggest
-from convolve.numerics.devices import DEVICE_MODELS, DeviceModel
-from convolve.numerics.formats import FORMATS, FP32, Format
-from convolve.numerics.operations import OperationLists
+from convolve.numerics.formats import DEVICE_MODELS, FORMATS, FP32, DeviceModel, Format
+from convolve.numerics.op_table import OperationLists
 from convolve.numerics.rounding import Grid
 
 MODES_IN_16_BITS = ("allow_fp32_to_fp16", "allow_mix_precision", "force_fp16")

@@ -14,11 +14,15 @@ from enum import IntFlag
 import torch
 from torch import Tensor
 
-from convolve.numerics import kernel
+from convolve.kernels import rounding
 from convolve.numerics.formats import BF16, FP16, FP32, Format
 
 _SIGNED = 1 << 32
+
+
 _INFINITY = 0x7F800000
+
+
 _KINDS = {(FP16, False): 0, (BF16, False): 1, (FP16, True): 2, (BF16, True): 3, (FP32, False): 4, (FP32, True): 4}
 
 
@@ -48,7 +52,7 @@ def round_(x: Tensor, grid: Grid, key: int | None = None) -> int:
         flags = round_(dense, grid, key)
         x.copy_(dense)
         return flags
-    native = kernel.load() if x.device.type == "cpu" and x.dtype == torch.float32 else None
+    native = rounding.load() if x.device.type == "cpu" and x.dtype == torch.float32 else None
     if native is None:
         return round_with_torch_(x, grid, key)
     kind = _KINDS[grid.format, key is not None]

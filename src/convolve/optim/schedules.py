@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from convolve.config import ScheduleConfig
-from convolve.config.checks import SCHEDULE_GROUP
+from convolve.config.rules import SCHEDULE_GROUP
 from convolve.errors import ConfigError
 
 Schedule = Callable[[int], float]

@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
+
+
 Classes = npt.NDArray[np.int64]
 
 

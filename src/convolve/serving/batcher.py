@@ -17,8 +17,8 @@ import numpy as np
 
 from convolve.data.dataset import Images
 from convolve.errors import ConvolveError
+from convolve.inference.classifier import Model, Shares
 from convolve.serving.metrics import Metrics
-from convolve.serving.model import Model, Shares
 
 
 class OverloadedError(ConvolveError):

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 _PICTURE = {"type": "string", "format": "binary"}
+
+
 _PREDICTION = {
     "type": "object",
     "required": ["name"],
@@ -21,6 +23,8 @@ _PREDICTION = {
         "error": {"type": "string", "description": "why this picture could not be used"},
     },
 }
+
+
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 

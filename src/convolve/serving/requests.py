@@ -16,7 +16,11 @@ from typing import Any
 from convolve.errors import ConvolveError
 
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
+
+
 _NAME = re.compile(rb'filename="([^"\r\n]{0,200})"', re.IGNORECASE)
+
+
 _LARGEST_HEAD = 4096
 
 

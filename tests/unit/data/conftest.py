@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from data_samples import Sample, Server, make_handler
 
 

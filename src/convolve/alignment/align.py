@@ -1,0 +1,277 @@
+"""`convolve align`: the same training in several number formats, and where and why they part.
+
+Three measurements: a walk of some steps in lockstep (first step and layer beyond the tolerance; cosine and relative
+error of activations, gradients and updates), full trainings over seeds (loss curves, accuracies with an interval), and
+a survey of exponents in each layer. Finished runs can be compared too: curves, accuracies and weights.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from convolve.alignment.compare import Agreement, compare, interval_95, judge
+from convolve.alignment.lockstep import Difference, walk_together
+from convolve.alignment.page import write_alignment
+from convolve.checkpoint.store import find
+from convolve.config import Config
+from convolve.config.loading import build
+from convolve.engine.build import gather_material
+from convolve.engine.loop import plan_samples
+from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.loggers.base import Console, SilentConsole
+from convolve.loggers.files import EVENTS_FILE, TRAINING_FILE, read_table
+from convolve.numerics.policy import build_policy
+from convolve.runs import session
+from convolve.runs.session import read_config
+
+SURVEYS = 8
+
+
+CURVE_POINTS = 200
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "fp16": {"half_type": "fp16"},
+    "bf16": {"half_type": "bf16"},
+    "nearest": {"stochastic_rounding": False},
+    "stochastic": {"stochastic_rounding": True},
+    "half-partials": {"enable_half_partials": True},
+    "saturate": {"saturate_on_overflow": True},
+    "native": {"numerics": "native"},
+    "emulated": {"numerics": "emulated"},
+}
+
+
+FIRST_WORDS: dict[str, dict[str, Any]] = {
+    **{name: {"precision": name} for name in ("32.32", "16.32", "16.16")},
+    **{name: {"device_model": name} for name in ("ipu-mk1", "ipu-mk2", "ascend-910")},
+    **{
+        name: {"precision_mode": name, "precision": None}
+        for name in ("must_keep_origin_dtype", "allow_fp32_to_fp16", "allow_mix_precision", "force_fp16")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare and how closely; accuracies may differ by `points` percentage points."""
+
+    policies: tuple[str, ...] = ("32.32", "16.32", "16.16")
+    seeds: int = 1
+    walk_steps: int = 20
+    tolerance: float = 0.1
+    points: float = 0.15
+
+
+@dataclass
+class Candidate:
+    """One policy: its trainings, and how it compares with the first."""
+
+    name: str
+    policy: str
+    accuracies: list[float] = field(default_factory=list)
+    interval: float | None = None
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    skipped_steps: int = 0
+    failure: str | None = None
+    parting: Difference | None = None
+    layers: list[Difference] = field(default_factory=list)
+    survey: dict[str, Any] = field(default_factory=dict)
+    runs: list[Path] = field(default_factory=list)
+    update_energy: float = 0.0
+    lost_energy: float = 0.0
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over seeds."""
+        return sum(self.accuracies) / len(self.accuracies) if self.accuracies else None
+
+    @property
+    def lost_updates(self) -> float:
+        """Share of the weight updates that was rounded away, over all layers and steps of the walk."""
+        return min(max(self.lost_energy / self.update_energy, 0.0), 1.0) if self.update_energy else 0.0
+
+
+@dataclass(frozen=True)
+class AlignReport:
+    """The comparison, with its verdict in one sentence."""
+
+    folder: Path
+    candidates: list[Candidate]
+    verdict: str
+    page: Path
+
+
+def parse_policy(word: str) -> dict[str, Any]:
+    """The knobs of a policy word such as `16.16:bf16:nearest` or `ipu-mk2`."""
+    first, *rest = word.split(":")
+    if first not in FIRST_WORDS:
+        raise ConfigError(f"policies: '{first}' is none; {suggest(first, FIRST_WORDS)}")
+    knobs = dict(FIRST_WORDS[first])
+    for part in rest:
+        if part not in WORDS:
+            raise ConfigError(f"policies: '{part}' in {word} is not known; {suggest(part, WORDS)}")
+        knobs.update(WORDS[part])
+    return knobs
+
+
+def with_policy(config: Config, word: str, **more: Any) -> Config:
+    """The config under another policy."""
+    values = {**config.values(), **parse_policy(word), **more}
+    return build(values, name=config.name)
+
+
+def align(config: Config, plan: Plan, folder: Path, console: Console) -> AlignReport:
+    """Train the config under every policy, and compare each with the first."""
+    if len(plan.policies) < 2:
+        raise ConfigError("policies: name at least two, the reference first, such as 32.32 16.16")
+    configs = {word: with_policy(config, word) for word in plan.policies}
+    folder.mkdir(parents=True, exist_ok=True)
+    candidates = [Candidate(word, build_policy(one.precision).name) for word, one in configs.items()]
+    material = gather_material(config, console)
+    for candidate in candidates[1:]:
+        console.say(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
+        _walk(candidate, configs[plan.policies[0]], configs[candidate.name], material, plan)
+    surveys = _survey_freq(config, len(material.dataset.train))
+    for seed in range(config.run.seed, config.run.seed + plan.seeds):
+        for candidate in candidates:
+            console.say(f"train {candidate.name}, seed {seed}")
+            one = _with_seed(configs[candidate.name], candidate.name, seed, folder)
+            _train(candidate, one if seed > config.run.seed else _surveyed(one, surveys))
+    return _finish(folder, candidates, plan)
+
+
+def _walk(candidate: Candidate, reference: Config, other: Config, material: Any, plan: Plan) -> None:
+    try:
+        for difference in walk_together(reference, other, material, plan.walk_steps):
+            agreement = difference.agreement
+            beyond = not agreement.relative_error <= plan.tolerance
+            if candidate.parting is None and beyond:
+                candidate.parting = difference
+            if difference.kind == "update":
+                candidate.update_energy += agreement.energy
+                candidate.lost_energy += agreement.energy * agreement.lost_share
+            if difference.step == plan.walk_steps:
+                candidate.layers.append(difference)
+    except ConvolveError as error:
+        candidate.failure = str(error)
+
+
+def _with_seed(config: Config, policy: str, seed: int, folder: Path) -> Config:
+    run_dir = folder / f"{policy.replace(':', '-')}-seed{seed}"
+    return build({**config.values(), "seed": seed, "run_dir": run_dir}, name=config.name)
+
+
+def _surveyed(config: Config, steps: int) -> Config:
+    """The config with a survey now and then; native kernels cannot be looked into."""
+    if config.precision.survey_freq or config.precision.numerics == "native":
+        return config
+    return build({**config.values(), "survey_freq": steps}, name=config.name)
+
+
+def _survey_freq(config: Config, samples: int) -> int:
+    """Steps between surveys, which cost as much as several steps each."""
+    return max(1, plan_samples(config, samples) // config.global_batch_size // SURVEYS)
+
+
+def _train(candidate: Candidate, config: Config) -> None:
+    try:
+        report = session.train(config, SilentConsole())
+    except ConvolveError as error:
+        candidate.failure = str(error)
+        return
+    candidate.runs.append(report.run_dir)
+    if report.test_accuracy is not None:
+        candidate.accuracies.append(report.test_accuracy)
+    _read_run(candidate, report.run_dir)
+
+
+def _read_run(candidate: Candidate, run_dir: Path) -> None:
+    """Curve, skips and the last survey of a run; of several runs, the curve is the first one's."""
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    candidate.skipped_steps += int(summary.get("skipped_steps") or 0)
+    if not candidate.curve:
+        rows = [(int(row["step"]), float(row["loss"])) for row in read_table(run_dir / TRAINING_FILE) if row["loss"]]
+        candidate.curve = rows[:: max(1, len(rows) // CURVE_POINTS)]
+    for line in (run_dir / EVENTS_FILE).read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["kind"] == "survey":
+            candidate.survey = event["layers"]
+
+
+def compare_runs(paths: Sequence[Path], plan: Plan, folder: Path, console: Console) -> AlignReport:
+    """Compare finished runs: curves, accuracies, and the weights of their newest checkpoints."""
+    if len(paths) < 2:
+        raise ConfigError("align: name at least two runs, the reference first")
+    candidates = []
+    for path in paths:
+        config = read_config(path)
+        candidate = Candidate(path.name, build_policy(config.precision).name, runs=[path])
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if summary.get("test_accuracy") is not None:
+            candidate.accuracies.append(float(summary["test_accuracy"]))
+        _read_run(candidate, path)
+        candidates.append(candidate)
+    weights = [load_file(find(path)[-1] / "model.safetensors") for path in paths]
+    for candidate, own in zip(candidates[1:], weights[1:], strict=True):
+        if set(own) != set(weights[0]):
+            raise ConfigError(f"{candidate.name}: its network is not that of {candidates[0].name}; compare like runs")
+        for name, value in weights[0].items():
+            if value.is_floating_point():
+                agreement = replace(compare(value, own[name]), lost_share=0.0)
+                candidate.layers.append(Difference(0, "weight", name, agreement))
+    folder.mkdir(parents=True, exist_ok=True)
+    return _finish(folder, candidates, plan)
+
+
+def _finish(folder: Path, candidates: list[Candidate], plan: Plan) -> AlignReport:
+    for candidate in candidates:
+        candidate.interval = interval_95(candidate.accuracies)
+    verdict = judge(candidates, plan.points)
+    report = AlignReport(folder, candidates, verdict, folder / "align.html")
+    write_alignment(report.page, verdict, [to_plain(candidate) for candidate in candidates])
+    (folder / "align.json").write_text(
+        json.dumps({"verdict": verdict, "candidates": [to_plain(one) for one in candidates]}, indent=1),
+        encoding="utf-8",
+    )
+    return report
+
+
+def to_plain(candidate: Candidate) -> dict[str, Any]:
+    """A candidate in JSON types; numbers that are not finite become null."""
+    return {
+        "name": candidate.name,
+        "policy": candidate.policy,
+        "accuracies": candidate.accuracies,
+        "accuracy": candidate.accuracy,
+        "interval_95": candidate.interval,
+        "curve": candidate.curve,
+        "skipped_steps": candidate.skipped_steps,
+        "lost_updates_share": candidate.lost_updates,
+        "failure": candidate.failure,
+        "parting": _plain_difference(candidate.parting) if candidate.parting else None,
+        "layers": [_plain_difference(one) for one in candidate.layers],
+        "survey": candidate.survey,
+        "runs": [str(path) for path in candidate.runs],
+    }
+
+
+def _plain_difference(one: Difference) -> dict[str, Any]:
+    figures: Agreement = one.agreement
+    return {
+        "step": one.step,
+        "kind": one.kind,
+        "layer": one.layer,
+        "cosine": _finite(figures.cosine),
+        "relative_error": _finite(figures.relative_error),
+        "lost_share": figures.lost_share,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

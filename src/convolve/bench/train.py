@@ -1,0 +1,313 @@
+"""`convolve bench train`: how fast a config trains, and what share of the machine's arithmetic it uses.
+
+The training is the real one: its own step, loop, loader and numerics, without logs, validation and checkpoints. After
+a warm-up it runs a number of times for some steps each; the first of these runs is reported and does not count. Two
+configs take turns, run by run, so that whatever else the machine does hits both alike.
+
+The arithmetic: a training pass costs three forward passes (the gradients by weights and by activations cost one each),
+a multiply-add is two operations, so
+
+    flops         6 x multiply-adds of one sample x samples per second
+    matmul_flops  2 n^3 / the shortest time of an n x n product in fp32, by the same threads, between the runs
+    flop_share    flops / matmul_flops
+
+Convolutions that need fewer multiplications (Winograd's) are counted as if they did them all: the share says how
+useful the time is, not how busy the units are.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from convolve import device
+from convolve.bench.timer import Operator, Times, peak_rss_bytes, profile, require_folder
+from convolve.config import Config
+from convolve.distributed.collectives import Team, console_of, open_team, require_same_start
+from convolve.distributed.partition import check_splits
+from convolve.engine.build import sketch_network
+from convolve.engine.callbacks import checkpoint_name, valid_record
+from convolve.engine.evaluate import VALID_BATCH, evaluate
+from convolve.engine.loop import StopRequest, fit, samples_after
+from convolve.engine.state import TrainState
+from convolve.engine.throughput import Stopwatch
+from convolve.errors import ConfigError
+from convolve.loggers.base import Console, ValidRecord, Writers
+from convolve.loggers.mlperf import MlperfWriter, result_file
+from convolve.models import registry
+from convolve.models.summary import describe
+from convolve.runs.folder import claim_run_folder
+from convolve.runs.session import Training
+
+RUN_SECONDS = 1.0
+
+
+MATMUL_SIDE = 1024
+
+
+MATMUL_SECONDS = 0.1
+
+
+PROFILED_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much is measured; without `run_steps` a run has as many steps as take about a second."""
+
+    warmup: int = 5
+    repeats: int = 5
+    run_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("warmup", self.warmup, 0), ("repeats", self.repeats, 1)):
+            if value < least:
+                raise ConfigError(f"--{name} {value}: must be {least} or more")
+        if self.run_steps is not None and self.run_steps < 1:
+            raise ConfigError(f"--run-steps {self.run_steps}: must be 1 or more")
+
+
+@dataclass(frozen=True)
+class TrainSpeed:
+    """How fast one config trains. `runs` are the images/s of each run, also of the first, which does not count."""
+
+    config: str
+    model: str
+    dataset: str
+    device: str
+    threads: int
+    processes: int
+    precision: str
+    execution: str
+    batch_size: int
+    global_batch_size: int
+    run_steps: int
+    steps: int
+    first_excluded: bool
+    images_per_second: float
+    ms_per_step: float
+    ms_p50: float
+    ms_p99: float
+    data_wait_share: float
+    peak_rss_bytes: int
+    multiply_adds: int
+    flops: float
+    matmul_flops: float
+    flop_share: float
+    runs: tuple[float, ...]
+    operators: tuple[Operator, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two configs that took turns. Ratios are those of images/s, ours to the other's: of runs side by side the median,
+    and the least and the most that a pair of runs showed."""
+
+    ours: TrainSpeed
+    other: TrainSpeed
+    ratio: float
+    ratio_least: float
+    ratio_most: float
+
+
+@dataclass
+class _Timer:
+    """The action that reads the clock after each step."""
+
+    where: torch.device
+    seconds: list[float] = field(default_factory=list)
+    began: float = 0.0
+
+    def start(self) -> None:
+        self.seconds = []
+        self.began = time.perf_counter()
+
+    def after(self, before: int, state: TrainState, last: bool) -> None:
+        device.synchronise(self.where)
+        now = time.perf_counter()
+        self.seconds.append(now - self.began)
+        self.began = now
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Seconds of each step of one run, how many samples they had, and how long they waited for them."""
+
+    seconds: tuple[float, ...]
+    samples: int
+    waited: float
+
+    @property
+    def images_per_second(self) -> float:
+        return self.samples / sum(self.seconds)
+
+
+class Contestant:
+    """A training that is run in pieces, and what was measured of it."""
+
+    def __init__(self, config: Config, folder: Path, console: Console, team: Team) -> None:
+        self.training = Training(config, folder, console, team)
+        whole = sketch_network(self.training.config) if config.parallel.shards > 1 else self.training.state.model
+        self.multiply_adds = describe(config.model.model, whole).multiply_adds
+        self.threads = torch.get_num_threads()
+        self.runs: list[_Run] = []
+        self.matmul_flops = 0.0
+        self.run_steps = 1
+        self._parts = self.training.assemble().parts
+        self._windows = self.training.windows()
+        self._timer = _Timer(self.training.material.device)
+
+    def go(self, steps: int) -> _Run:
+        """Train for some steps."""
+        training, state = self.training, self.training.state
+        torch.set_num_threads(self.threads)
+        samples, waited = state.samples, training.loader.waited_seconds
+        total = samples_after(state.step + steps, training.config, len(training.loader))
+        self._timer.start()
+        fit(state, self._windows, self._parts, [self._timer], total, StopRequest())
+        return _Run(tuple(self._timer.seconds), state.samples - samples, training.loader.waited_seconds - waited)
+
+    def warm_up(self, pace: Pace) -> None:
+        """Steps that do not count; they also tell how many steps a run has, the same number in all processes."""
+        seconds = [*self.go(pace.warmup).seconds, *self.go(1).seconds] if pace.warmup else list(self.go(1).seconds)
+        wanted = pace.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
+        self.run_steps = int(self.training.team.tell(str(wanted)))
+
+    def measure(self) -> None:
+        """One run that is reported, and the machine's own rate right after it."""
+        self.runs.append(self.go(self.run_steps))
+        self.matmul_flops = max(self.matmul_flops, measure_matmul())
+
+    def tell(self, operators: Sequence[Operator] = ()) -> TrainSpeed:
+        """What came out."""
+        training, config = self.training, self.training.config
+        counted = self.runs[1:] or self.runs
+        seconds = [step for run in counted for step in run.seconds]
+        times = Times(1000 * np.array(seconds), first_excluded=len(self.runs) > 1)
+        rate = sum(run.samples for run in counted) / sum(seconds)
+        matmul = self._whole_team(self.matmul_flops)
+        return TrainSpeed(
+            config=config.name,
+            model=config.model.model,
+            dataset=training.material.dataset.name,
+            device=str(training.material.device),
+            threads=self.threads,
+            processes=config.parallel.processes,
+            precision=training.numerics.choice.policy.name,
+            execution=training.numerics.choice.execution,
+            batch_size=config.optim.batch_size,
+            global_batch_size=config.global_batch_size,
+            run_steps=self.run_steps,
+            steps=len(seconds),
+            first_excluded=times.first_excluded,
+            images_per_second=rate,
+            ms_per_step=times.mean,
+            ms_p50=times.quantile(0.5),
+            ms_p99=times.quantile(0.99),
+            data_wait_share=sum(run.waited for run in counted) / sum(seconds),
+            peak_rss_bytes=int(self._whole_team(peak_rss_bytes())),
+            multiply_adds=self.multiply_adds,
+            flops=6 * self.multiply_adds * rate,
+            matmul_flops=matmul,
+            flop_share=6 * self.multiply_adds * rate / matmul,
+            runs=tuple(run.images_per_second for run in self.runs),
+            operators=tuple(operators),
+        )
+
+    def _whole_team(self, value: float) -> float:
+        """A figure added up over all processes."""
+        team = self.training.team
+        return float(team.add_stages(team.add_up(torch.tensor([value], dtype=torch.float64))))
+
+
+def measure_matmul() -> float:
+    """Operations per second of fp32 matrix products by the threads of this process, at its best."""
+    a, out = torch.rand(MATMUL_SIDE, MATMUL_SIDE), torch.empty(MATMUL_SIDE, MATMUL_SIDE)
+    best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        torch.mm(a, a, out=out)
+        best = min(best, time.perf_counter() - began)
+    return 2 * MATMUL_SIDE**3 / best
+
+
+def bench_train(config: Config, console: Console, pace: Pace, trace: Path | None = None) -> TrainSpeed:
+    """Measure one config; with `trace`, some more steps under torch's profiler at the end."""
+    if trace is not None:
+        require_folder(trace)
+    with ExitStack() as stack:
+        contestant = _enter(config, console, stack)
+        writer = stack.enter_context(_open_log(contestant.training))
+        writer.start(contestant.training.introduce())
+        _take_turns([contestant], pace, console)
+        if config.log.mlperf_logging:
+            writer.valid(_validate(contestant.training))
+        writer.event("end", status="success")
+        operators = [] if trace is None else _profile(contestant, trace)
+        return contestant.tell(operators)
+
+
+def compare(config: Config, other: Config, console: Console, pace: Pace) -> Comparison:
+    """Measure two configs in turns."""
+    with ExitStack() as stack:
+        contestants = [_enter(one, console, stack) for one in (config, other)]
+        _take_turns(contestants, pace, console)
+        return weigh(*(contestant.tell() for contestant in contestants))
+
+
+def weigh(ours: TrainSpeed, other: TrainSpeed) -> Comparison:
+    """The ratio of two configs whose runs took turns."""
+    pairs = list(zip(ours.runs, other.runs, strict=True))
+    ratios = [mine / theirs for mine, theirs in pairs[1:] or pairs]
+    return Comparison(ours, other, median(ratios), min(ratios), max(ratios))
+
+
+def _enter(config: Config, console: Console, stack: ExitStack) -> Contestant:
+    registry.check(config.model)
+    check_splits(sketch_network(config), config)
+    team = stack.enter_context(open_team(config.parallel))
+    require_same_start(team, config)
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="convolve-")))
+    return Contestant(config, folder, console_of(team, console), team)
+
+
+def _open_log(training: Training) -> Writers:
+    """MLPerf's log in a run folder, where it is asked for; a measurement leaves nothing else behind."""
+    config = training.config
+    if not (config.log.mlperf_logging and training.team.first):
+        return Writers([])
+    return Writers([MlperfWriter(result_file(claim_run_folder(config.run, config.name), config.run.seed))])
+
+
+def _validate(training: Training) -> ValidRecord:
+    """MLPerf's log has an accuracy: that of the network as it is."""
+    watch, state, pipeline = Stopwatch(), training.state, training.place.pipeline
+    size, views = training.config.optim.valid_batch_size or VALID_BATCH, training.config.run.validation_views
+    answer = pipeline.infer if pipeline else None
+    counts = evaluate(state.model, training.material.test_loader(), size, training.team, answer, views)
+    epoch = state.samples / len(training.loader)
+    return valid_record(checkpoint_name(state.step), state.step, epoch, counts, watch.seconds)
+
+
+def _take_turns(contestants: Sequence[Contestant], pace: Pace, console: Console) -> None:
+    for contestant in contestants:
+        contestant.warm_up(pace)
+    for number in range(pace.repeats):
+        console.progress("bench train", number, pace.repeats)
+        for contestant in contestants:
+            contestant.measure()
+
+
+def _profile(contestant: Contestant, trace: Path) -> list[Operator]:
+    """All processes make the steps; the first one's are looked at."""
+    steps = min(contestant.run_steps, PROFILED_STEPS)
+    if not contestant.training.team.first:
+        contestant.go(steps)
+        return []
+    return profile(lambda: contestant.go(steps), trace)

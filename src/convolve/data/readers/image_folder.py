@@ -1,0 +1,120 @@
+"""Folders of pictures by class: `train/` and `validation/` or `val/` with a folder for each class, or class folders
+with no split, of which a tenth, chosen by a hash of the name, is kept for testing.
+
+`imagenet_2012_bounding_boxes.csv` beside them (file, x1, y1, x2, y2 as shares of the picture) tells where objects are.
+"""
+
+import csv
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from convolve.data.readers.index import WHOLE_FILE, Index, Place, make_index, recall_index, stamp_files
+from convolve.download import Progress
+from convolve.errors import DataError
+from convolve.rng import Order
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+
+
+TEST_NAMES = ("validation", "val", "valid", "test")
+
+
+BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
+
+
+_TENTHS = 10
+
+
+_REPORT_EVERY = 5000
+
+
+Boxes = dict[str, tuple[tuple[float, float, float, float], ...]]
+
+
+def list_folders(place: Path) -> list[Path]:
+    """The folders inside a folder, in the order of their names."""
+    return sorted((item for item in place.iterdir() if item.is_dir() and not item.name.startswith(".")), key=_by_name)
+
+
+def _by_name(path: Path) -> str:
+    return path.name
+
+
+def find_splits(root: Path) -> tuple[Path, Path] | None:
+    """The folders of the two splits, where there are such."""
+    train = root / "train"
+    test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
+    return (train, test) if train.is_dir() and test is not None and list_folders(train) else None
+
+
+def holds_class_folders(root: Path) -> bool:
+    """Whether the folders inside look like classes: two or more, each with a picture among its first files."""
+    folders = list_folders(root)
+    return len(folders) >= 2 and all(_first_picture(folder) for folder in folders[:3])
+
+
+def _first_picture(folder: Path) -> bool:
+    return any(item.suffix.lower() in ENDINGS for _, item in zip(range(50), folder.iterdir(), strict=False))
+
+
+def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Progress) -> Index:
+    """The pictures of one split folder, by class and then by name."""
+    folders = list_folders(split)
+    unknown = [folder.name for folder in folders if folder.name not in classes]
+    if unknown:
+        raise DataError(f"{split / unknown[0]}: no class of that name is in train/; move or remove it")
+    boxes_file = root / BOXES_FILE
+    watched = [*folders, *([boxes_file] if boxes_file.is_file() else [])]
+    stamp = stamp_files(root, watched)
+
+    def build() -> Index:
+        boxes = read_boxes(boxes_file) if boxes_file.is_file() else {}
+        files = [str(path.relative_to(root)) for path in _list_pictures(folders, progress)]
+        label_of = {name: label for label, name in enumerate(classes)}
+        places = (
+            Place(number, 0, WHOLE_FILE, label_of[Path(file).parent.name], file, boxes.get(Path(file).name, ()))
+            for number, file in enumerate(files)
+        )
+        return make_index(root, files, places)
+
+    return recall_index(root, f"folder {split.name}", stamp, build)
+
+
+def _list_pictures(folders: list[Path], progress: Progress) -> Iterator[Path]:
+    done = 0
+    for folder in folders:
+        for path in sorted((item for item in folder.iterdir() if item.suffix.lower() in ENDINGS), key=_by_name):
+            yield path
+            done += 1
+            if done % _REPORT_EVERY == 0:
+                progress("list pictures", done, None)
+
+
+def split_by_hash(index: Index) -> tuple[Order, Order]:
+    """Rows for training and for testing: a picture's own name decides, so that new pictures move no old one."""
+    chosen = np.array([_is_for_testing(name) for name in index.names])
+    if chosen.all() or not chosen.any():
+        chosen = np.arange(len(index)) % _TENTHS == 0
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def _is_for_testing(name: str) -> bool:
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") % _TENTHS == 0
+
+
+def read_boxes(path: Path) -> Boxes:
+    """Boxes of objects by file name; a line that is not one is an error."""
+    found: dict[str, list[tuple[float, float, float, float]]] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            try:
+                x1, y1, x2, y2 = (float(value) for value in row[1:5])
+            except ValueError:
+                if number == 1:
+                    continue  # a heading
+                raise DataError(f"{path}: line {number}: must be a file name and four numbers") from None
+            found.setdefault(row[0], []).append((x1, y1, x2, y2))
+    return {name: tuple(boxes) for name, boxes in found.items()}

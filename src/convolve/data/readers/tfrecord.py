@@ -1,0 +1,335 @@
+"""TFRecord files of image examples, read without TensorFlow.
+
+Framing: u64 length, masked CRC-32C of it, payload, masked CRC-32C of the payload, all little-endian. The payload is a
+`tf.train.Example`; of its protobuf encoding only what an image data set uses is understood.
+
+Photographs in TFRecord files: ImageNet's layout (`train-00000-of-01024`, labels from 1) and that of TFDS
+(`name-train.tfrecord-00000-of-00064`, labels from 0). Every CRC is checked when the index is made.
+"""
+
+import io
+import re
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from convolve.data.dataset import LARGEST_SIDE, Images, Labels
+from convolve.data.readers.crc32c import Offsets, crc32c_ranges, mask
+from convolve.data.readers.index import Index, Place, index_shards
+from convolve.data.readers.mnist import DEFAULT_LIMIT
+from convolve.download import Progress
+from convolve.errors import DataError
+
+Feature = list[bytes] | list[int] | list[float]
+
+
+_HEADER = 12
+
+
+_FOOTER = 4
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+_REPORT_EVERY = 2000
+
+
+def read_examples(path: Path, progress: Progress, *, limit: int = DEFAULT_LIMIT) -> tuple[Images, Labels]:
+    """The PNG images [N, H, W, C] and labels of one file with the features `image` and `label`.
+
+    Args:
+        limit: largest file, and largest decoded size, that is accepted, in bytes.
+    """
+    records = read_records(path, limit=limit)
+    images: Images | None = None
+    labels = np.empty(len(records), np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, about odd files: what matters is checked here
+        for number, record in enumerate(records):
+            picture, labels[number] = _read_example(record, path, number)
+            if images is None:
+                images = _allocate(len(records), picture, path, limit)
+            if picture.shape != images.shape[1:]:
+                raise _damage(path, number, f"image of {picture.shape}, the first one has {images.shape[1:]}")
+            images[number] = picture
+            if number % _REPORT_EVERY == 0:
+                progress(f"decode {path.name}", number, len(records))
+    if images is None:
+        raise DataError(f"{path}: no record in it; get a complete copy")
+    progress(f"decode {path.name}", len(records), len(records))
+    return images, labels
+
+
+def read_records(path: Path, *, limit: int = DEFAULT_LIMIT) -> list[memoryview]:
+    """The payloads of one file, every CRC checked; damage names the first bad record and its offset."""
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise DataError(f"{path}: {size} bytes, more than the {limit} that are held in memory")
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    starts, lengths = _find_records(data, path)
+    _check_crcs(data, path, starts, lengths)
+    view = memoryview(data)
+    return [view[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+
+def parse_example(record: bytes | memoryview) -> dict[str, Feature]:
+    """The features of a `tf.train.Example` by name; ValueError when malformed."""
+    features: dict[str, Feature] = {}
+    for body in _messages(record, 1):
+        for entry in _messages(body, 1):
+            parts = dict(_fields(entry))
+            name, value = parts.get(1), parts.get(2)
+            if not isinstance(name, memoryview) or not isinstance(value, memoryview):
+                raise ValueError("a feature without name or value")
+            features[bytes(name).decode()] = _parse_feature(value)
+    return features
+
+
+def _parse_feature(feature: memoryview) -> Feature:
+    found: Feature = []
+    for kind, content in _fields(feature):
+        if not isinstance(content, memoryview):
+            raise ValueError("a feature that is not a list")
+        if kind == 1:
+            found = [bytes(item) for item in _messages(content, 1)]
+        if kind == 2:
+            found = [value for item in _messages(content, 1) for value in _floats(item)]
+        if kind == 3:
+            found = [_signed(item) for item in _numbers(content)]
+    return found
+
+
+def _floats(data: memoryview) -> tuple[float, ...]:
+    if len(data) % 4:
+        raise ValueError("a float of other than 4 bytes")
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def _messages(data: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
+    for number, value in _fields(data):
+        if number == wanted and isinstance(value, memoryview):
+            yield value
+
+
+def _numbers(data: memoryview) -> Iterator[int]:
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, int):
+            yield value
+        elif number == 1 and isinstance(value, memoryview):
+            at = 0
+            while at < len(value):
+                item, at = _varint(value, at)
+                yield item
+
+
+def _fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a protobuf message as (number, value): a number for a varint, otherwise the bytes."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        key, at = _varint(view, at)
+        wire = key & 7
+        if wire == _VARINT:
+            value, at = _varint(view, at)
+            yield key >> 3, value
+            continue
+        if wire == _BYTES:
+            length, at = _varint(view, at)
+        elif wire in (_FIXED32, _FIXED64):
+            length = 4 if wire == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {wire}")
+        if length > len(view) - at:
+            raise ValueError(f"a field of {length} bytes where {len(view) - at} are left")
+        yield key >> 3, view[at : at + length]
+        at += length
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(view):
+            raise ValueError("a number that is cut off")
+        byte = view[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & (2**64 - 1), at
+    raise ValueError("a number of more than 64 bits")
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _find_records(data: bytes, path: Path) -> tuple[Offsets, Offsets]:
+    starts: list[int] = []
+    lengths: list[int] = []
+    at, end = 0, len(data)
+    while at < end:
+        room = end - at - _HEADER - _FOOTER
+        length = struct.unpack_from("<Q", data, at)[0] if room >= 0 else 0
+        if length > room:
+            _check_length_crcs(
+                data, path, np.array([*starts, at + _HEADER], np.int64) if room >= 0 else np.array(starts)
+            )
+            raise _damage(path, len(starts), f"needs {length} bytes, {max(room, 0)} are left: truncated", at)
+        starts.append(at + _HEADER)
+        lengths.append(length)
+        at += _HEADER + length + _FOOTER
+    return np.array(starts, np.int64), np.array(lengths, np.int64)
+
+
+def _check_length_crcs(data: bytes, path: Path, starts: Offsets) -> None:
+    heads = starts.astype(np.int64) - _HEADER
+    computed = mask(crc32c_ranges(data, heads, np.full(len(heads), 8, np.int64)))
+    _compare_crcs(data, path, heads, heads + 8, computed, "length")
+
+
+def _check_crcs(data: bytes, path: Path, starts: Offsets, lengths: Offsets) -> None:
+    _check_length_crcs(data, path, starts)
+    computed = mask(crc32c_ranges(data, starts, lengths))
+    _compare_crcs(data, path, starts - _HEADER, starts + lengths, computed, "contents")
+
+
+def _compare_crcs(
+    data: bytes, path: Path, heads: Offsets, places: Offsets, computed: "np.typing.NDArray[np.uint32]", what: str
+) -> None:
+    stored = np.frombuffer(data, np.uint8)[places[:, None] + np.arange(4)].copy().view("<u4").reshape(-1)
+    wrong = np.flatnonzero(stored != computed)
+    if len(wrong):
+        first = int(wrong[0])
+        raise _damage(path, first, f"CRC of its {what} is wrong", int(heads[first]))
+
+
+def _read_example(record: memoryview, path: Path, number: int) -> tuple[Images, int]:
+    try:
+        features = parse_example(record)
+    except ValueError as error:
+        raise _damage(path, number, f"not a tf.train.Example ({error})") from error
+    encoded, label = features.get("image"), features.get("label")
+    if not encoded or not label or not isinstance(encoded[0], bytes) or not isinstance(label[0], int):
+        raise _damage(path, number, f"has features {sorted(features)}, needs bytes 'image' and int64 'label'")
+    return _decode_png(encoded[0], path, number), label[0]
+
+
+def _decode_png(encoded: bytes, path: Path, number: int) -> Images:
+    try:
+        with Image.open(io.BytesIO(encoded), formats=["PNG"]) as picture:
+            if max(picture.size) > LARGEST_SIDE:
+                raise _damage(path, number, f"image of {picture.size}, sides must be at most {LARGEST_SIDE}")
+            if picture.mode not in ("L", "RGB"):
+                raise _damage(path, number, f"image of mode {picture.mode}, must be grey or RGB")
+            pixels = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise _damage(path, number, f"its image is not a readable PNG ({error})") from error
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _allocate(count: int, picture: Images, path: Path, limit: int) -> Images:
+    if count * picture.size > limit:
+        raise DataError(f"{path}: {count} images of {picture.shape} need more than the {limit} bytes that are accepted")
+    return np.empty((count, *picture.shape), np.uint8)
+
+
+def _damage(path: Path, record: int, what: str, offset: int | None = None) -> DataError:
+    place = f"record {record}" if offset is None else f"record {record} at byte {offset}"
+    return DataError(f"{path}: {place}: {what}; get an undamaged copy")
+
+
+_IMAGENET = re.compile(r"^(train|validation)-(\d{5})-of-(\d{5})$")
+
+
+_TFDS = re.compile(r"^(.+)-(train|validation|test)\.tfrecord-(\d{5})-of-(\d{5})$")
+
+
+_LARGEST_SHARD = 1 << 33
+
+
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+Shards = tuple[list[Path], list[Path]]
+
+
+def find_imagenet(root: Path) -> Shards | None:
+    """The shards of ImageNet's two splits."""
+    found = {name: _matching(root, _IMAGENET, name) for name in ("train", "validation")}
+    return _pair(root, found["train"], found["validation"])
+
+
+def find_tfds(root: Path) -> Shards | None:
+    """The shards of a TFDS folder, of which `validation` is tested on, or `test` where there is none."""
+    names = {match[1] for path in root.iterdir() if (match := _TFDS.match(path.name))}
+    if len(names) > 1:
+        raise DataError(f"{root}: holds {', '.join(sorted(names))}; give the folder of one data set")
+    splits = {split: _matching(root, _TFDS, split) for split in ("train", "validation", "test")}
+    return _pair(root, splits["train"], splits["validation"] or splits["test"])
+
+
+def _matching(root: Path, pattern: "re.Pattern[str]", split: str) -> list[Path]:
+    """The shards of one split in order; a gap in the numbering is an error."""
+    found = sorted(path for path in root.iterdir() if (match := pattern.match(path.name)) and split in match.groups())
+    parts = [pattern.match(path.name) for path in found]
+    numbers = [(int(match.groups()[-2]), int(match.groups()[-1])) for match in parts if match]
+    total = numbers[0][1] if numbers else 0
+    if numbers != [(number, total) for number in range(total)]:
+        raise DataError(f"{root}: {len(found)} files of {split}, {total} belong together; put all of them there")
+    return found
+
+
+def _pair(root: Path, train: list[Path], test: list[Path]) -> Shards | None:
+    if not train and not test:
+        return None
+    if not train or not test:
+        raise DataError(f"{root}: only one of the splits is there; put train and validation there")
+    return train, test
+
+
+def index_records(root: Path, shards: list[Path], what: str, progress: Progress) -> Index:
+    """The samples of one split in the order of the shards."""
+    return index_shards(root, shards, f"tfrecord {what}", read_places, progress)
+
+
+def read_places(path: Path, number: int) -> list[Place]:
+    """The samples of one file, every CRC checked."""
+    places = []
+    at = 0
+    for position, record in enumerate(read_records(path, limit=_LARGEST_SHARD)):
+        at += 12  # length and its CRC
+        places.append(_read_place(path, number, position, at, record))
+        at += len(record) + 4
+    if not places:
+        raise DataError(f"{path}: no record in it; get an undamaged copy")
+    return places
+
+
+def _read_place(path: Path, number: int, position: int, start: int, record: memoryview) -> Place:
+    where = f"{path}: record {position}"
+    try:
+        features = parse_example(record)
+    except ValueError as error:
+        raise DataError(f"{where}: not a tf.train.Example ({error}); get an undamaged copy") from error
+    from_one = "image/encoded" in features
+    encoded = features.get("image/encoded") or features.get("image")
+    label = features.get("image/class/label" if from_one else "label")
+    if not encoded or not label or not isinstance(encoded[0], bytes) or not isinstance(label[0], int):
+        needed = "image/encoded and image/class/label, or image and label"
+        raise DataError(f"{where}: has features {', '.join(sorted(features))}: needs {needed}")
+    # The same bytes at an earlier place of the record would be the same picture, so the first match is right.
+    offset = start + bytes(record).index(encoded[0])
+    return Place(number, offset, len(encoded[0]), label[0] - from_one, f"{position}", _read_boxes(features))
+
+
+def _read_boxes(features: dict[str, Feature]) -> tuple[tuple[float, float, float, float], ...]:
+    corners = [features.get(f"image/object/bbox/{corner}", []) for corner in _CORNERS]
+    if len({len(values) for values in corners}) != 1 or not all(isinstance(v, float) for one in corners for v in one):
+        return ()
+    return tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in zip(*corners, strict=True))

@@ -1,0 +1,144 @@
+"""WebDataset tars: the members of one sample share a name up to its first dot, and stand together.
+
+Read are `jpg`, `jpeg`, `png` and other pictures, `cls` (the label as text) and `json` (a dict with `bbox`, and `label`
+where there is no `cls`). Nothing is unpacked: the index says where the picture's bytes lie.
+"""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from convolve.data.readers.image_folder import ENDINGS
+from convolve.data.readers.index import Index, Place, index_shards
+from convolve.download import Progress
+from convolve.errors import DataError
+
+METADATA = "metadata.json"
+
+
+_LARGEST_TEXT = 1 << 20
+
+
+_SHARD_NUMBER = re.compile(r"-\d+$")
+
+
+_TRAIN, _TEST = ("train",), ("validation", "val", "valid", "test")
+
+
+def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
+    """The tars of the two splits; a folder with tars of other names only has no split."""
+    tars = sorted(root.glob("*.tar"))
+    if not tars:
+        return None
+    train, test = ([tar for tar in tars if _split_name(tar) in names] for names in (_TRAIN, _TEST))
+    return (train, test) if train and test else (tars, [])
+
+
+def _split_name(path: Path) -> str:
+    return _SHARD_NUMBER.sub("", path.stem)
+
+
+def read_metadata(root: Path) -> dict[str, Any]:
+    """What `metadata.json` says; nothing where there is none."""
+    path = root / METADATA
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > 64 * _LARGEST_TEXT:
+            raise ValueError("it is too large")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it must be an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); get an undamaged copy") from error
+    return found
+
+
+def index_tars(root: Path, shards: list[Path], what: str, progress: Progress) -> Index:
+    """The samples of one split in the order of the shards."""
+    return index_shards(root, shards, f"tar {what}", read_places, progress)
+
+
+def read_places(path: Path, number: int) -> list[Place]:
+    """The samples of one tar."""
+    places = []
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for key, members in _group(archive, path):
+                places.append(_read_sample(archive, path, number, key, members))
+            _require_end(archive, path)
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+        told = " ".join(str(error).split())
+        raise DataError(f"{path}: not a readable tar ({told}); get an undamaged copy") from error
+    return places
+
+
+def _require_end(archive: tarfile.TarFile, path: Path) -> None:
+    """A tar ends with zeros; `tarfile` takes damage after the first member for an end as well, and says nothing."""
+    with path.open("rb") as file:
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataError(f"{path}: cut off or damaged at byte {archive.offset}; get an undamaged copy")
+
+
+def require_length(root: Path, split: str, found: int) -> None:
+    """Raise DataError where the metadata announce another number of samples: a shard is missing, or one too many."""
+    announced = read_metadata(root).get(f"{split}_length")
+    if isinstance(announced, int) and announced != found:
+        raise DataError(f"{root}: {found} samples of {split}, {METADATA} announces {announced}; get a complete copy")
+
+
+def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    size = path.stat().st_size
+    current: dict[str, tarfile.TarInfo] = {}
+    key = ""
+    for member in archive:
+        if not member.isreg():
+            continue
+        if member.offset_data + member.size > size:
+            raise DataError(f"{path}: member {member.name} is cut off; get an undamaged copy")
+        folder, _, base = member.name.rpartition("/")
+        stem, _, ending = base.partition(".")
+        own = f"{folder}/{stem}" if folder else stem
+        if current and own != key:
+            yield key, current
+            current = {}
+        key = own
+        current[ending.lower()] = member
+    if current:
+        yield key, current
+
+
+def _read_sample(
+    archive: tarfile.TarFile, path: Path, number: int, key: str, members: dict[str, tarfile.TarInfo]
+) -> Place:
+    picture = next((member for ending, member in members.items() if f".{ending}" in ENDINGS), None)
+    if picture is None:
+        raise DataError(f"{path}: sample {key}: no picture among {', '.join(members)}; needs a jpg, png or the like")
+    facts: Any = json.loads(_read_text(archive, members["json"])) if "json" in members else {}
+    facts = facts if isinstance(facts, dict) else {}
+    text = _read_text(archive, members["cls"]) if "cls" in members else str(facts.get("label", ""))
+    try:
+        label = int(text)
+        boxes = _read_boxes(facts.get("bbox"))
+    except (TypeError, ValueError):
+        raise DataError(f"{path}: sample {key}: label {text!r:.40} or its bbox is not a number") from None
+    return Place(number, picture.offset_data, picture.size, label, key, boxes)
+
+
+def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    if member.size > _LARGEST_TEXT:
+        raise ValueError(f"{member.name} has {member.size} bytes")
+    stream = archive.extractfile(member)
+    return "" if stream is None else stream.read().decode("utf-8")
+
+
+def _read_boxes(given: Any) -> tuple[tuple[float, float, float, float], ...]:
+    """One box of four numbers, or a list of them."""
+    if not given:
+        return ()
+    boxes = given if isinstance(given[0], list) else [given]
+    return tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in boxes)

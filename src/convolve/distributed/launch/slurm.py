@@ -1,0 +1,48 @@
+"""Jobs under Slurm: as a script, in which `srun` takes the place of the launcher, and the host where processes meet."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from convolve.distributed.launch.ssh import Job
+from convolve.errors import ParallelError
+
+
+def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max_restarts: int) -> str:
+    """A text for `sbatch`. Slurm starts one task per process; after a failure the newest checkpoint is restored."""
+    settings = [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
+    command = ["srun", "--kill-on-bad-exit=1", job.python, "-m", "convolve"]
+    folder = shlex.quote(str(run_folder))
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={run_folder.name}",
+            f"#SBATCH --nodes={len(job.hosts)}",
+            f"#SBATCH --ntasks={job.world}",
+            f"#SBATCH --ntasks-per-node={job.world // len(job.hosts)}",
+            "#SBATCH --signal=TERM@120",
+            f"cd {shlex.quote(str(job.folder))}",
+            'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            f"export MASTER_PORT={job.port}",
+            *settings,
+            f"for attempt in $(seq 0 {max_restarts}); do",
+            f"  if compgen -G {folder}'/checkpoints/step-*' > /dev/null; then",
+            f"    {shlex.join([*command, 'restore', str(run_folder)])} && exit 0",
+            "  else",
+            f'    if [ "$attempt" -gt 0 ] && [ -e {folder} ]; then mv {folder} {folder}-attempt-"$attempt"; fi',
+            f"    {shlex.join([*command, *arguments])} && exit 0",
+            "  fi",
+            "done",
+            "exit 1",
+            "",
+        ]
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first name in a list of hosts as Slurm writes it, such as gpu-[03-07,12],other."""
+    found = re.match(r"([^,\[]+)(?:\[([^],-]+))?", nodes)
+    if found is None:
+        raise ParallelError(f"SLURM_JOB_NODELIST={nodes}: no host in it; set MASTER_ADDR")
+    return found[1] + (found[2] or "")

@@ -1,0 +1,85 @@
+"""`convolve doctor`: what works on this machine and what does not."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+from convolve import __version__, device
+from convolve.kernels import binding, build
+from convolve.loggers.base import Console
+
+EXTRAS = {
+    "logs": ("tensorboard", "wandb"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "serve": ("starlette", "uvicorn", "httptools"),
+}
+
+
+# What is done in C: the files, and how they are compiled.
+NATIVE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "layers": (("batch_norm.c", "conv_pool.c", "depthwise.c", "winograd.c"), binding.OPTIONS),
+    "pictures": (("jpeg.c", "resize.c"), ()),
+    "number formats": (("rounding.c",), ()),
+}
+
+
+PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for operation in ("matmul", "convolution")]
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Facts about the machine, each found by trying it where that is possible."""
+
+    versions: dict[str, str]
+    devices: list[str]
+    cpu: str
+    threads: int
+    memory_bytes: int
+    cache: str
+    amx: str
+    isa_limit: str | None
+    abilities: list[device.Ability]
+    native: dict[str, str]
+    extras: dict[str, bool]
+
+
+def run(console: Console) -> DoctorReport:
+    """Look at the machine; operations that could end a process are tried in child processes."""
+    broken = device.amx_is_broken()
+    abilities = []
+    for number, (operation, kind) in enumerate(PROBES):
+        console.progress(f"probe {operation} {kind}", number, len(PROBES))
+        abilities.append(device.probe(operation, kind, limited=broken))
+    console.progress("native code", len(PROBES), len(PROBES))
+    return DoctorReport(
+        versions={
+            "convolve": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "numpy", "safetensors", "pillow", "pydantic")},
+        },
+        devices=device.available(),
+        cpu=device.cpu_name(),
+        threads=device.usable_threads(),
+        memory_bytes=device.memory_bytes(),
+        cache=str(device.cache_folder()),
+        amx=_amx(broken),
+        isa_limit=os.environ.get(device.ISA_LIMIT),
+        abilities=abilities,
+        native={what: _try_native(files, options) for what, (files, options) in NATIVE.items()},
+        extras={extra: all(find_spec(module) for module in modules) for extra, modules in EXTRAS.items()},
+    )
+
+
+def _try_native(files: tuple[str, ...], options: tuple[str, ...]) -> str:
+    """Compile C files, unless the cache has them. Returns the reasons if that fails."""
+    results = [build.load(binding.PACKAGE, file, options) for file in files]
+    reasons = dict.fromkeys(result for result in results if isinstance(result, str))
+    return "; ".join(reasons) or "compiled"
+
+
+def _amx(broken: bool) -> str:
+    if broken:
+        return "advertised, but using it kills the process; avoided"
+    return "works" if "amx_tile" in device.cpu_flags() else "not there"

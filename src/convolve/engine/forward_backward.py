@@ -1,0 +1,103 @@
+"""How the micro batches of a window become gradients: with the whole model, or with one stage of it.
+
+Both do the same to each micro batch: tell random layers and arithmetic where it stands in the window, run forward, and
+run backward from its loss, divided by the window's true number of samples, so that the accumulated gradient is the mean
+over the window also where the last micro batch is short.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from convolve.data.loader.loader import Batch, Window
+from convolve.distributed.gradient_sync import NoSynchroniser, Synchroniser
+from convolve.distributed.pipeline import Pipeline
+from convolve.engine.loss import CrossEntropy
+from convolve.engine.metrics import Tally
+from convolve.models.network import Network
+from convolve.numerics.execution import Arithmetic, PlainArithmetic
+
+
+class Executor(Protocol):
+    """Runs forward and backward for a window and leaves the mean gradient, times `scale`, in the parameters."""
+
+    def run(self, window: Window, step: int, scale: float) -> None:
+        """Process all micro batches of one step."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What surrounds every pass; `shift` makes replicas with identical seeding draw as if each were the first."""
+
+    seed: int
+    arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
+    synchronise: Synchroniser = field(default_factory=NoSynchroniser)
+    shift: int = 0
+
+    @contextmanager
+    def passing(self, model: Network, batch: Batch, step: int) -> Iterator[None]:
+        """Passes of one micro batch happen inside this."""
+        place = batch.first - self.shift
+        model.chance.move(self.seed, step, place)
+        with self.arithmetic.micro_batch(place):
+            yield
+
+
+@dataclass(frozen=True)
+class WholeExecutor:
+    """The whole model, one micro batch after the other."""
+
+    model: Network
+    loss: CrossEntropy
+    tally: Tally
+    setting: Setting
+
+    def run(self, window: Window, step: int, scale: float) -> None:
+        """Forward and backward for every micro batch."""
+        setting = self.setting
+        with setting.arithmetic.window(setting.seed, step):
+            for batch in window.batches:
+                if batch is window.batches[-1]:
+                    setting.synchronise.arm()
+                with setting.passing(self.model, batch, step):
+                    logits = self.model(batch.images)
+                    loss = self.loss(logits, batch.targets)
+                    torch.autograd.backward(loss / (window.counted / scale))
+                self.tally.add(loss.detach(), logits.detach(), batch.labels)
+
+
+@dataclass(frozen=True)
+class StageExecutor:
+    """One stage of the model; the pipeline says when which micro batch passes."""
+
+    part: Network
+    loss: CrossEntropy
+    tally: Tally
+    setting: Setting
+    pipeline: Pipeline
+
+    def run(self, window: Window, step: int, scale: float) -> None:
+        """Forward and backward for every micro batch, in the order of the schedule."""
+        setting, batches = self.setting, window.batches
+
+        def forward(number: int, x: Tensor) -> Tensor:
+            answer: Tensor = self.part(x)
+            if not self.pipeline.last:
+                return answer
+            loss = self.loss(answer, batches[number].targets)
+            self.tally.add(loss.detach(), answer.detach(), batches[number].labels)
+            return loss / (window.counted / scale)
+
+        @contextmanager
+        def around(number: int, backward: bool) -> Iterator[None]:
+            if backward and number == len(batches) - 1:
+                setting.synchronise.arm()
+            with setting.passing(self.part, batches[number], step):
+                yield
+
+        with setting.arithmetic.window(setting.seed, step):
+            self.pipeline.train([batch.images for batch in batches], forward, around)

@@ -1,0 +1,136 @@
+"""Boxes of pictures resized into a batch: native code, and torch where there is none, with the same bits.
+
+The arithmetic: a triangle filter that widens when a picture gets smaller, columns first, then rows. With `scale` inputs
+for each output, reach = max(scale, 1) and c = scale (i + 1/2), output i is a sum over the inputs j between c - reach
+and c + reach, by weights that fall linearly from c and add up to one:
+
+    weight  = max(0, 1 - |j + 1/2 - c| / reach) / sum of these
+    integer = floor(weight 2^bits + 1/2)        `bits`: as many as let the largest one of the axis stay below 2^15
+    output  = min(255, (sum of integer x byte + 2^(bits - 1)) >> bits)
+
+These are the weights of torch's antialiased bilinear resizing of bytes. They depend on the two sizes only and are kept.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from convolve.kernels import build
+
+_GROUP = 4  # as in resize.c
+
+
+_MOST_BITS = 22
+
+
+_upsample = torch.ops.aten._upsample_bilinear2d_aa.out
+
+
+class Job(NamedTuple):
+    """A picture [h, w, 3] that is to fill `target` [H, W, 3], which is dense, mirrored from left to right if so."""
+
+    pixels: npt.NDArray[np.uint8]
+    target: Tensor
+    flip: bool
+
+
+Resize: TypeAlias = Callable[[Sequence[Job]], None]
+
+
+class Axis(NamedTuple):
+    """The weights [outputs, taps] of one axis, beginning with the input `first` of each output."""
+
+    first: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.int64]
+    bits: int
+
+
+def plan_axis(inputs: int, outputs: int, *, mirrored: bool) -> Axis:
+    """What each output of an axis is made of; mirrored: as if the inputs stood in reverse."""
+    scale = inputs / outputs
+    reach, inverse = max(scale, 1.0), 1.0 / max(scale, 1.0)
+    centre = scale * (np.arange(outputs) + 0.5)
+    low = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    counts = np.minimum((centre + reach + 0.5).astype(np.int64), inputs) - low
+    taps = np.arange(int(counts.max()))
+    weights = np.maximum(1 - np.abs((taps + low[:, None] - centre[:, None] + 0.5) * inverse), 0.0)
+    weights[taps >= counts[:, None]] = 0
+    weights /= np.cumsum(weights, axis=1)[:, -1:]  # added from left to right, as torch does
+    largest = float(weights.max())
+    bits = next(bits for bits in range(_MOST_BITS + 1) if bits == _MOST_BITS or _is_full(largest, bits + 1))
+    integers = (0.5 + weights * (1 << bits)).astype(np.int64)
+    if mirrored:
+        low = inputs - low - len(taps)
+        integers = np.ascontiguousarray(integers[:, ::-1])
+        integers, low = _keep_inside(integers, low)
+    return Axis(low, integers, bits)
+
+
+def _is_full(largest: float, bits: int) -> bool:
+    return int(0.5 + largest * (1 << bits)) >= 1 << 15
+
+
+def _keep_inside(weights: npt.NDArray[np.int64], low: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Rows that begin before the first input begin there instead: what they lose in front are zeros."""
+    for row in np.flatnonzero(low < 0):
+        weights[row] = np.roll(weights[row], low[row])
+    return weights, np.maximum(low, 0)
+
+
+def resize(jobs: Sequence[Job]) -> None:
+    """Do all jobs; in native code, other Python threads go on meanwhile."""
+    (_load() or resize_by_torch)(jobs)
+
+
+def resize_by_torch(jobs: Sequence[Job]) -> None:
+    """The same without a compiler."""
+    for pixels, target, flip in jobs:
+        part = torch.from_numpy(pixels)
+        part = part.flip(1) if flip else part
+        size = list(target.shape[:2])
+        _upsample(part.permute(2, 0, 1)[None], size, False, None, None, out=target.permute(2, 0, 1)[None])
+
+
+@cache
+def _load() -> Resize | None:
+    library = build.load("convolve.kernels.csrc", "resize.c")
+    return None if isinstance(library, str) else bind(library)
+
+
+def bind(library: build.Library) -> Resize:
+    """The native form in a compiled library."""
+    call = library.function("convolve_resize", (ctypes.c_void_p, ctypes.c_int))
+
+    def resize_natively(jobs: Sequence[Job]) -> None:
+        fields = array("q")
+        plans: list[tuple[npt.NDArray[np.int32], int]] = []  # held while native code reads them
+        for pixels, target, flip in jobs:
+            height, width, _ = pixels.shape
+            rows, columns, _ = target.shape
+            across, down = _pack(width, columns, flip), _pack(height, rows, False)
+            plans += (across, down)
+            address, stride = pixels.__array_interface__["data"][0], pixels.strides[0]
+            fields.extend((address, stride, height, width, across[1], down[1], target.data_ptr()))
+        if call(fields.buffer_info()[0], len(jobs)):
+            raise MemoryError(f"no memory to resize {len(jobs)} pictures")
+
+    return resize_natively
+
+
+@lru_cache(maxsize=4096)
+def _pack(inputs: int, outputs: int, mirrored: bool) -> tuple[npt.NDArray[np.int32], int]:
+    """A plan in the form that resize.c explains, and its address."""
+    axis = plan_axis(inputs, outputs, mirrored=mirrored)
+    padded, taps = -(-outputs // _GROUP) * _GROUP, -(-axis.weights.shape[1] // 2) * 2
+    first, weights = np.zeros(padded, np.int32), np.zeros((padded, taps), np.int16)
+    first[:outputs] = axis.first
+    weights[:outputs, : axis.weights.shape[1]] = axis.weights
+    packed = np.concatenate((np.array((outputs, taps, axis.bits), np.int32), first, weights.view(np.int32).reshape(-1)))
+    return packed, packed.ctypes.data

@@ -1,0 +1,75 @@
+"""Layers that several families share: shortcuts without weights, squeeze and excitation, stochastic depth."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convolve.layers.batch_norm import normalise_and_activate
+from convolve.layers.norm import Norms
+
+Activation = Callable[[], nn.Module]
+
+
+class PaddedShortcut(nn.Module):
+    """Shortcut "A" of He et al. 2016: every second pixel, and zeros for the channels that are missing."""
+
+    def __init__(self, missing: int, stride: int) -> None:
+        super().__init__()
+        self.missing = missing
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Slice and pad."""
+        x = x[:, :, :: self.stride, :: self.stride]
+        return functional.pad(x, (0, 0, 0, 0, 0, self.missing))
+
+
+class SqueezeExcitation(nn.Module):
+    """Scales each channel by a gate that is computed from the means of all channels."""
+
+    def __init__(self, channels: int, squeezed: int, activation: nn.Module, gate: nn.Module) -> None:
+        super().__init__()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+        self.activation = activation
+        self.scale_activation = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate the channels."""
+        gate: Tensor = self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x)))))
+        return gate * x
+
+
+class ConvNorm(nn.Sequential):
+    """Convolution, norm and activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply them in order, the last two at once where that can be."""
+        conv, norm, activation = self
+        return normalise_and_activate(norm, activation, conv(x))
+
+
+def conv_norm(
+    channels: tuple[int, int],
+    kernel: int,
+    norms: Norms,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    activation: Activation | None = None,
+) -> nn.Sequential:
+    """Convolution without bias (padded so that stride 1 keeps the size), norm, and the activation if there is one."""
+    inputs, outputs = channels
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    norm = norms.make(outputs)
+    if activation is None:
+        return nn.Sequential(conv, norm)
+    return ConvNorm(conv, norm, norms.activate(norm, activation()))
+
+
+def round_width(width: float, divisor: int = 8) -> int:
+    """The nearest multiple of `divisor`, never below 90 % of the width asked for."""
+    rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * width else rounded

@@ -1,0 +1,112 @@
+"""Batch norms folded into the convolutions beside them: the same function in evaluation, in fewer passes over memory.
+
+The arithmetic: in evaluation a batch norm is s x + t in each channel, with s = gamma / sqrt(variance + epsilon) and
+t = beta - s mean. So, for a convolution with weights W and bias b,
+
+    norm(conv(x))            is the convolution with weights s W and bias s b + t
+    norm(max-pool(conv(x)))  is the max-pool of that one, where no s is negative: a maximum and an increasing function
+                             may trade places
+    conv(norm(x))            is the convolution with weights W s and bias b + sum(W t), where it pads no zeros
+
+Which of them holds is read off the network's graph. A norm beside which there is none, or whose input somebody else
+uses as well, stays; so does a network whose course depends on its input, since it has no graph.
+"""
+
+from collections import Counter
+from copy import deepcopy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class _Tracer(fx.Tracer):
+    """Looks into a module as long as there are convolutions or norms inside it."""
+
+    def is_leaf_module(self, module: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is one node of the graph."""
+        inner = (one for one in module.modules() if one is not module)
+        return not any(isinstance(one, (nn.Conv2d, nn.BatchNorm2d)) for one in inner)
+
+
+class _Graph:
+    """Who calls whom in a network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        try:
+            self.nodes = list(_Tracer().trace(network).nodes)
+        except (fx.proxy.TraceError, TypeError, RuntimeError):
+            self.nodes = []
+        self._calls = Counter(node.target for node in self.nodes if node.op == "call_module")
+
+    def module(self, node: fx.Node | None) -> nn.Module | None:
+        """The module of a node, if it is called there and nowhere else."""
+        if node is None or node.op != "call_module" or self._calls[node.target] > 1:
+            return None
+        return self._network.get_submodule(str(node.target))
+
+    def source(self, node: fx.Node) -> fx.Node | None:
+        """The node that gives the input, if nobody else uses its output."""
+        found = node.args[0] if node.args else None
+        return found if isinstance(found, fx.Node) and len(found.users) == 1 else None
+
+    def user(self, node: fx.Node) -> fx.Node | None:
+        """The only node that uses the output."""
+        return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def fold_batch_norms(network: ModuleT) -> ModuleT:
+    """A copy for evaluation in which batch norms are parts of convolutions, as far as they can be."""
+    copy = deepcopy(network).eval().requires_grad_(False)
+    graph = _Graph(copy)
+    for node in graph.nodes:
+        norm = graph.module(node)
+        if isinstance(norm, nn.BatchNorm2d) and norm.track_running_stats and _fold(norm, node, graph):
+            parent, _, name = str(node.target).rpartition(".")
+            setattr(copy.get_submodule(parent), name, nn.Identity())
+    return copy
+
+
+def count_batch_norms(network: nn.Module) -> int:
+    """Batch norms in a network."""
+    return sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+
+
+def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:
+    """Let a convolution do a norm's work; False where there is none that can."""
+    scale, shift = _affine(norm)
+    before = graph.source(node)
+    if before is not None and isinstance(graph.module(before), nn.MaxPool2d) and bool((scale >= 0).all()):
+        before = graph.source(before)
+    earlier, later = graph.module(before), graph.module(graph.user(node))
+    if isinstance(earlier, nn.Conv2d):
+        _give(earlier, earlier.weight * scale[:, None, None, None], _bias(earlier) * scale + shift)
+        return True
+    if isinstance(later, nn.Conv2d) and later.groups == 1 and later.padding in ((0, 0), "valid"):
+        moved = torch.einsum("oihw,i->o", later.weight.double(), shift)
+        _give(later, later.weight * scale[None, :, None, None], _bias(later) + moved)
+        return True
+    return False
+
+
+def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """What a norm multiplies each channel by, and then adds."""
+    assert norm.running_mean is not None and norm.running_var is not None, "statistics are tracked"
+    mean, scale = norm.running_mean.double(), (norm.running_var.double() + norm.eps).rsqrt()
+    if not norm.affine:
+        return scale, -mean * scale
+    scale = scale * norm.weight.double()
+    return scale, norm.bias.double() - mean * scale
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    return conv.weight.new_zeros(conv.out_channels).double() if conv.bias is None else conv.bias.double()
+
+
+def _give(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
+    kind = conv.weight.dtype
+    conv.weight = nn.Parameter(weight.to(kind), requires_grad=False)
+    conv.bias = nn.Parameter(bias.to(kind), requires_grad=False)

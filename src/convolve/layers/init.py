@@ -1,0 +1,138 @@
+"""Initial weights as a pure function of (seed, parameter name).
+
+Each parameter is filled from a generator of its own, keyed by its name, so that a process that holds only some of the
+blocks fills them with the same bits as one that holds all of them, in any order.
+
+The arithmetic: n is the fan-in (inputs times kernel area, per group) and m the fan-out of the layer's weight.
+
+    fan_in_uniform    U(-1/sqrt(n), 1/sqrt(n))               Kaiming-uniform with a = sqrt(5): what torch layers do
+    kaiming_normal    N(0, 2/n)                              He et al. 2015, eq. 10
+    kaiming_normal_fan_out    N(0, 2/m)                      the same for gradients, eq. 14
+    glorot_uniform    U(-l, l), l = sqrt(6 / (n + m))        Glorot and Bengio 2010, eq. 16
+    unit_uniform      U(-sqrt(3), sqrt(3))                   of deviation 1
+    glorot_vector     U(-l, l), l = sqrt(6 / 2k)             the same for a bias of length k, as TensorFlow 1 does
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from convolve.errors import ConfigError
+from convolve.rng import mix
+
+
+class Fans(NamedTuple):
+    """Inputs and outputs that one weight of a layer connects."""
+
+    fan_in: int
+    fan_out: int
+
+
+Fill = Callable[[Tensor, Fans, Generator], object]
+
+
+class Rule(Protocol):
+    """Fills one parameter; `name` is its full name and `owner` the layer that it belongs to."""
+
+    def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
+        """Write the initial values in place."""
+
+
+@runtime_checkable
+class SelfFilling(Protocol):
+    """A layer that knows the initial values of its own parameters."""
+
+    def fill_first(self, kind: str, values: Tensor) -> None:
+        """Write the initial values of the parameter called `kind`."""
+
+
+def fan_in_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Uniform within 1/sqrt(fan-in)."""
+    limit = 1 / sqrt(fans.fan_in)
+    return values.uniform_(-limit, limit, generator=generator)
+
+
+def kaiming_normal(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Normal with the deviation that keeps a ReLU network's activations alike in every layer."""
+    return values.normal_(0, sqrt(2 / fans.fan_in), generator=generator)
+
+
+def kaiming_normal_fan_out(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Normal with the deviation that keeps a ReLU network's gradients alike in every layer."""
+    return values.normal_(0, sqrt(2 / fans.fan_out), generator=generator)
+
+
+def glorot_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Uniform, with a width between what activations and what gradients ask for."""
+    limit = sqrt(6 / (fans.fan_in + fans.fan_out))
+    return values.uniform_(-limit, limit, generator=generator)
+
+
+def unit_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Uniform with deviation 1."""
+    return values.uniform_(-sqrt(3), sqrt(3), generator=generator)
+
+
+def glorot_vector(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """Glorot-uniform for a bias, whose length stands for both fans."""
+    return glorot_uniform(values, Fans(values.numel(), values.numel()), generator)
+
+
+def zeros(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
+    """All zero."""
+    return values.zero_()
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """The rule of most networks: one way for each kind of layer; norms begin as the identity.
+
+    A norm with a `first_gamma` begins with that gamma, and a layer with `fill_first(kind, values)` fills itself.
+    """
+
+    conv: Fill
+    linear: Fill
+    bias: Fill
+
+    def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
+        """Fill one parameter of a convolution, a dense layer or a norm."""
+        kind = name.rpartition(".")[2]
+        if isinstance(owner, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
+            values.fill_(getattr(owner, "first_gamma", 1.0) if kind == "weight" else 0.0)
+        elif isinstance(owner, SelfFilling):
+            owner.fill_first(kind, values)
+        elif isinstance(owner, nn.Conv2d | nn.Linear):
+            weight = self.conv if isinstance(owner, nn.Conv2d) else self.linear
+            (weight if kind == "weight" else self.bias)(values, measure_fans(owner), generator)
+        else:
+            raise ConfigError(f"parameter {name}: no initial values are known for {type(owner).__name__}; write a Rule")
+
+
+def measure_fans(layer: nn.Conv2d | nn.Linear) -> Fans:
+    """Fan-in and fan-out of a layer's weight, per group."""
+    outputs, inputs, *kernel = layer.weight.shape
+    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+    return Fans(inputs * prod(kernel), outputs // groups * prod(kernel))
+
+
+@torch.no_grad()
+def initialise(network: nn.Module, seed: int, rule: Rule) -> None:
+    """Fill every parameter and buffer of a network whose memory may hold anything."""
+    for path, owner in network.named_modules():
+        for kind, values in owner.named_parameters(path, recurse=False):
+            rule(kind, owner, values, torch.Generator().manual_seed(mix(seed, "init", kind)))
+        if any(True for _ in owner.buffers(recurse=False)):
+            _reset_buffers(path, owner)
+
+
+def _reset_buffers(path: str, owner: nn.Module) -> None:
+    reset = getattr(owner, "reset_running_stats", None)
+    if reset is None:
+        raise ConfigError(
+            f"block {path}: {type(owner).__name__} has buffers and no reset_running_stats() that fills them; add one"
+        )
+    reset()

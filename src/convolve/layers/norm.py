@@ -1,0 +1,100 @@
+"""Normalisation layers by name, and proxy norm.
+
+The arithmetic of proxy norm (Labatie et al. 2021, section 4): a norm without batch dependence, followed by gamma, beta
+and the activation f, leaves y = f(gamma z + beta) unnormalised in each channel. A Gaussian proxy of z stands in for its
+distribution: with P ~ N(b, (1 + g)^2), b and g learnt and beginning at 0,
+
+    out = (y - E[f(gamma P + beta)]) / sqrt(Var[f(gamma P + beta)] + epsilon)
+
+where both moments are taken over 200 equally likely quantiles of the Gaussian. Nothing depends on other samples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from convolve.errors import ConfigError
+from convolve.layers.batch_norm import BatchNorm2d
+
+QUANTILES = 200
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Makes the norms of one network.
+
+    `clip` allows fewer groups where there are fewer channels. `proxy_epsilon` is None where there is no proxy norm.
+    """
+
+    kind: str
+    groups: int
+    epsilon: float
+    decay: float
+    clip: bool = False
+    proxy_epsilon: float | None = None
+
+    def make(self, channels: int, *, zero: bool = False) -> nn.Module:
+        """A norm for a number of channels; `zero`: its gamma begins at 0."""
+        norm = self._make(channels)
+        if zero and not isinstance(norm, nn.Identity):
+            norm.first_gamma = 0.0  # type: ignore[assignment]
+        return norm
+
+    def activate(self, norm: nn.Module, activation: nn.Module) -> nn.Module:
+        """The activation that follows a norm, with the proxy norm where there is one."""
+        if self.proxy_epsilon is None:
+            return activation
+        return ProxyNorm(norm, activation, self.proxy_epsilon)
+
+    def _make(self, channels: int) -> nn.Module:
+        if self.kind == "batch":
+            return BatchNorm2d(channels, eps=self.epsilon, momentum=1 - self.decay)
+        if self.kind == "none":
+            return nn.Identity()
+        groups = 1 if self.kind == "layer" else self.groups
+        if self.clip:
+            groups = min(groups, channels)
+        if channels % groups:
+            raise ConfigError(
+                f"groups={groups} with a layer of {channels} channels: the groups must divide the channels; "
+                f"the largest number that does is {_largest_divisor(channels, groups)}"
+            )
+        return nn.GroupNorm(groups, channels, eps=self.epsilon)
+
+
+def _largest_divisor(channels: int, limit: int) -> int:
+    return next(count for count in range(min(limit, channels), 0, -1) if channels % count == 0)
+
+
+class ProxyNorm(nn.Module):
+    """An activation, normalised by its moments under a Gaussian proxy of what enters it."""
+
+    def __init__(self, norm: nn.Module, activation: Callable[[Tensor], Tensor], epsilon: float) -> None:
+        super().__init__()
+        # In a tuple, so that the norm's parameters are not listed twice.
+        self._norm = (norm,)
+        channels = norm.get_parameter("weight").numel()
+        self.activation = activation
+        self.epsilon = epsilon
+        self.proxy_beta = nn.Parameter(torch.zeros(channels))
+        self.proxy_gamma = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate and normalise."""
+        mean, scale = self._moments(x.dtype)
+        return (self.activation(x) - mean[:, None, None]) * scale[:, None, None]
+
+    def fill_first(self, kind: str, values: Tensor) -> None:
+        """Initial values: the proxy begins as a standard Gaussian."""
+        values.zero_()
+
+    def _moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        gamma, beta = (self._norm[0].get_parameter(kind) for kind in ("weight", "bias"))
+        steps = torch.arange(QUANTILES, device=self.proxy_beta.device, dtype=torch.float32)
+        quantiles = torch.special.ndtri((steps + 0.5) / QUANTILES)
+        proxy = self.proxy_beta.float()[:, None] + (1 + self.proxy_gamma.float()[:, None]) * quantiles
+        values = self.activation(gamma.float()[:, None] * proxy + beta.float()[:, None])
+        variance, mean = torch.var_mean(values, dim=1, unbiased=False)
+        return mean.to(dtype), (variance + self.epsilon).rsqrt().to(dtype)

@@ -1,0 +1,151 @@
+"""What the operations of a network are, to a number format.
+
+Three questions: does an operation's result lie on the grid whenever its inputs do (then rounding it is a waste); which
+of its results are statistics that stay in fp32; and what is it called in the lists that Ascend users write.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+
+# Results are values of the inputs, moved, chosen, negated or zeroed: nothing to round.
+_EXACT_NAMES = """
+relu relu_ threshold_backward clone contiguous _to_copy copy_ detach lift_fresh zeros zeros_like zero_ ones ones_like
+empty empty_like empty_strided new_zeros new_empty new_empty_strided full full_like fill_ arange _unsafe_view view
+reshape flatten cat stack slice_backward select_backward constant_pad_nd index index_select gather max_pool2d
+max_pool2d_with_indices neg abs sign maximum minimum where masked_fill masked_fill_ flip hardtanh_ hardtanh resize_ set_
+repeat expand permute transpose t unfold as_strided scalar_tensor randperm
+"""
+
+
+_EXACT = frozenset(_EXACT_NAMES.split())
+
+
+# Further results of a norm are its statistics.
+_STATISTICS_NAMES = """
+native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+_batch_norm_with_update cudnn_batch_norm miopen_batch_norm native_group_norm native_layer_norm
+"""
+
+
+_STATISTICS = frozenset(_STATISTICS_NAMES.split())
+
+
+_TYPES = {
+    "Conv2D": "convolution conv2d convolution_backward convolution_overrideable",
+    "MatMul": "mm addmm bmm baddbmm linear matmul",
+    "BatchNorm": "batch_norm native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update batch_norm_backward cudnn_batch_norm "
+    "cudnn_batch_norm_backward miopen_batch_norm miopen_batch_norm_backward",
+    "GroupNorm": "native_group_norm native_group_norm_backward group_norm",
+    "LayerNorm": "native_layer_norm native_layer_norm_backward layer_norm",
+    "Relu": "relu relu_ threshold_backward",
+    "Sigmoid": "sigmoid sigmoid_ sigmoid_backward",
+    "Tanh": "tanh tanh_backward",
+    "Swish": "silu silu_ silu_backward hardswish hardswish_ hardswish_backward",
+    "MaxPool": "max_pool2d max_pool2d_with_indices max_pool2d_with_indices_backward",
+    "AvgPool": "avg_pool2d avg_pool2d_backward adaptive_avg_pool2d _adaptive_avg_pool2d _adaptive_avg_pool2d_backward",
+    "Add": "add add_",
+    "Sub": "sub sub_ rsub",
+    "Mul": "mul mul_",
+    "RealDiv": "div div_",
+    "ReduceMean": "mean",
+    "ReduceSum": "sum",
+    "Softmax": "_softmax _softmax_backward_data softmax",
+    "LogSoftmax": "_log_softmax _log_softmax_backward_data log_softmax",
+    "Exp": "exp exp_",
+    "Log": "log log_ log1p",
+    "Pow": "pow square",
+    "Sqrt": "sqrt rsqrt",
+}
+
+
+TYPE_OF: dict[str, str] = {name: kind for kind, names in _TYPES.items() for name in names.split()}
+
+
+NORMS = frozenset({"BatchNorm", "GroupNorm", "LayerNorm"})
+
+
+WHITE = frozenset({"Conv2D", "MatMul"})
+
+
+BLACK = frozenset(
+    {"Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sqrt", "ReduceSum", "BatchNorm", "GroupNorm", "LayerNorm"}
+)
+
+
+def is_norm(operation: Any) -> bool:
+    """Whether an ATen operation is a norm itself, forward or backward."""
+    return TYPE_OF.get(base_name(operation)) in NORMS
+
+
+class Traits(Enum):
+    """What has to be done with the results of an operation."""
+
+    LEAVE = "leave"
+    ROUND = "round"
+    ROUND_FIRST = "round first"
+
+
+@cache
+def traits_of(operation: Any) -> Traits:
+    """Whether the results of an ATen operation are to be rounded: views and exact ones never."""
+    schema, name = operation._schema, base_name(operation)
+    writes = any(part.alias_info is not None and part.alias_info.is_write for part in schema.arguments)
+    is_view = any(part.alias_info is not None for part in schema.returns) and not writes
+    if is_view or name in _EXACT or not schema.returns:
+        return Traits.LEAVE
+    return Traits.ROUND_FIRST if name in _STATISTICS else Traits.ROUND
+
+
+@cache
+def base_name(operation: Any) -> str:
+    """`convolution` for `aten.convolution.default`."""
+    return str(operation._schema.name).partition("::")[2]
+
+
+class Colour(Enum):
+    """Where an operation stands in the lists."""
+
+    WHITE = "white"
+    GREY = "grey"
+    BLACK = "black"
+
+
+@dataclass(frozen=True)
+class OperationLists:
+    """White operations compute in 16 bits, black ones in fp32, grey ones as the operation before them did."""
+
+    white: frozenset[str] = WHITE
+    black: frozenset[str] = BLACK
+    greys_follow: bool = True
+    colours: dict[str, Colour] = field(default_factory=dict, compare=False, repr=False)
+
+    def colour(self, operation: Any) -> Colour:
+        """The colour of an ATen operation; one without a name in the lists is grey."""
+        name = base_name(operation)
+        if name not in self.colours:
+            kind = TYPE_OF.get(name, name)
+            both = ((self.white, Colour.WHITE), (self.black, Colour.BLACK))
+            grey = Colour.GREY if self.greys_follow else Colour.BLACK
+            self.colours[name] = next((colour for names, colour in both if kind in names), grey)
+        return self.colours[name]
+
+    def changed(self, content: Mapping[str, Mapping[str, list[str]]]) -> "OperationLists":
+        """The lists after a mix list: removing makes an operation grey, adding moves it."""
+        white, black = set(self.white), set(self.black)
+        for own, other, part in ((white, black, "white-list"), (black, white, "black-list")):
+            own.difference_update(content.get(part, {}).get("to-remove", ()))
+            added = content.get(part, {}).get("to-add", ())
+            own.update(added)
+            other.difference_update(added)
+        return OperationLists(frozenset(white), frozenset(black), self.greys_follow)
+
+
+def is_floating(value: object) -> bool:
+    """Whether a value is a tensor that a 16-bit format concerns."""
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32

@@ -1,0 +1,199 @@
+"""Update rules by name, and their state as named tensors.
+
+State is stored under `<parameter name>.<slot>`, not under positions: a checkpoint then fits any layout that has the
+parameter, and nothing has to be pickled.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convolve.config import OptimConfig
+from convolve.errors import CheckpointError, ConfigError
+from convolve.optim.lars import Lars
+from convolve.optim.muon import Muon
+from convolve.optim.rmsprop_tf import RMSpropTF
+
+Groups = list[dict[str, Any]]
+
+
+Owns = Callable[[str], bool]
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig, owns: Owns = lambda name: True) -> Groups:
+    """Parameters that decay, those that do not, and those of either kind with a rate of their own.
+
+    Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by. Parameters
+    that another process updates are left out.
+    """
+    found: dict[tuple[bool, float, float], list[nn.Parameter]] = {
+        (True, config.weight_decay, 1.0): [],
+        (False, 0.0, 1.0): [],
+    }
+    for name, parameter in _parameters(model):
+        factor = config.bias_rate_factor if parameter.ndim <= 1 else 1.0
+        decay = decay_of(name, parameter, config)
+        group = found.setdefault((decay is not None, decay or 0.0, factor), [])
+        if owns(name):
+            group.append(parameter)
+    if not any(_parameters(model)):
+        raise ConfigError("no parameter is left to train; widen --variable-filter or move --freeze-until")
+    return [
+        {"params": parameters, "weight_decay": decay, "rate_factor": factor}
+        for (_, decay, factor), parameters in found.items()
+    ]
+
+
+def decay_of(name: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
+    """How strongly a parameter is pulled towards zero; None: not at all, as norms and biases unless asked for."""
+    if any(part in name for part in config.weight_decay_exclude):
+        return None
+    if parameter.ndim <= 1 and config.bias_weight_decay is not None:
+        return config.bias_weight_decay
+    return config.weight_decay if config.weight_decay_on == "all" or parameter.ndim > 1 else None
+
+
+def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=config.learning_rate, fused=True)
+
+
+def _momentum(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        groups, lr=config.learning_rate, momentum=config.momentum, nesterov=config.nesterov, fused=True
+    )
+
+
+def _adam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.Adam(
+        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimiser_epsilon, fused=True
+    )
+
+
+def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimiser_epsilon, fused=True
+    )
+
+
+def _rmsprop(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(
+        groups,
+        lr=config.learning_rate,
+        alpha=config.rmsprop_decay,
+        eps=config.optimiser_epsilon,
+        momentum=config.momentum,
+    )
+
+
+def _rmsprop_tf(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return RMSpropTF(
+        groups,
+        lr=config.learning_rate,
+        decay=config.rmsprop_decay,
+        momentum=config.momentum,
+        epsilon=config.optimiser_epsilon,
+    )
+
+
+def _lars(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    """What does not decay (norms, biases, names that are excluded) gets plain momentum."""
+    decaying, *others = groups
+    marked = [{**decaying, "plain": False}, *({**group, "plain": True} for group in others)]
+    return Lars(
+        marked,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        eeta=config.lars_eeta,
+        epsilon=config.lars_epsilon,
+    )
+
+
+def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    split: Groups = []
+    for group in groups:
+        convolutions = [parameter for parameter in group["params"] if parameter.ndim == 4]
+        rest = [parameter for parameter in group["params"] if parameter.ndim != 4]
+        factor = group["rate_factor"] * config.muon_rest_factor
+        split.append({**group, "params": convolutions, "orthogonal": True})
+        momentum = config.momentum if config.muon_rest_momentum is None else config.muon_rest_momentum
+        split.append({**group, "params": rest, "orthogonal": False, "rate_factor": factor, "momentum": momentum})
+    return Muon(
+        split,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        rounds=config.muon_rounds,
+        fixed_norm=config.muon_fixed_norm,
+    )
+
+
+RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adam": _adam,
+    "adamw": _adamw,
+    "rmsprop": _rmsprop,
+    "rmsprop-tf": _rmsprop_tf,
+    "lars": _lars,
+    "muon": _muon,
+}
+
+
+def build_optimiser(model: nn.Module, config: OptimConfig, owns: Owns = lambda name: True) -> torch.optim.Optimizer:
+    """The update rule for a model's parameters, or for those that this process owns."""
+    return RULES[config.optimiser](parameter_groups(model, config, owns), config)
+
+
+def count_moments(config: OptimConfig) -> tuple[int, int]:
+    """First moments (velocities) and second moments (mean squares) that a rule keeps for each weight."""
+    moving = int(config.momentum > 0)
+    return {
+        "sgd": (0, 0),
+        "momentum": (moving, 0),
+        "adam": (1, 1),
+        "adamw": (1, 1),
+        "rmsprop": (moving, 1),
+        "rmsprop-tf": (1, 1),
+        "lars": (1, 0),
+        "muon": (1, 0),
+    }[config.optimiser]
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Use this learning rate from the next update on."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)
+
+
+def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state by parameter name and slot."""
+    return {
+        f"{name}.{slot}": value
+        for name, parameter in _parameters(model)
+        for slot, value in optimiser.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put stored state back, in the memory layout of the parameters (fused rules walk memory, not indices)."""
+    left = set(tensors)
+    for name, parameter in _parameters(model):
+        slots = {}
+        for key in [key for key in left if key.rpartition(".")[0] == name]:
+            stored = tensors[key]
+            like = parameter if stored.shape == parameter.shape else stored
+            slots[key.rpartition(".")[2]] = torch.empty_like(like, dtype=stored.dtype).copy_(stored)
+            left.discard(key)
+        if slots:
+            optimiser.state[parameter] = slots
+    if left:
+        raise CheckpointError(
+            f"optimizer.safetensors: state for '{sorted(left)[0]}', which this model does not have; "
+            "restore with the config that the checkpoint was made with"
+        )

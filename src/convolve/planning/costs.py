@@ -1,0 +1,131 @@
+"""What the blocks of a config's network cost in memory and time, without its data, its devices or its weights."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import torch
+
+from convolve.config import Config, ModelConfig
+from convolve.engine.build import _find_input, _sketch
+from convolve.models import registry
+from convolve.models.network import Network, Shape, match_blocks
+from convolve.models.summary import describe
+from convolve.models.timing import BlockTime, time_blocks, time_update
+from convolve.numerics.policy import build_policy
+from convolve.numerics.select import use_kernels
+from convolve.optim.optimizers import build_optimiser, count_moments
+from convolve.planning.memory import Block, Load, Storage
+
+FLOAT32_BYTES = 4
+
+
+MEASURING_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a micro batch in each block, of the update of one trained weight, and where they come from."""
+
+    blocks: tuple[BlockTime, ...]
+    update: float
+    source: str
+
+    def slowed(self, factor: float) -> "Costs":
+        """The same work with a share of the cores only."""
+        if factor == 1:
+            return self
+        blocks = tuple(BlockTime(factor * time.forward, factor * time.backward) for time in self.blocks)
+        return Costs(blocks, factor * self.update, f"{self.source}, {factor:g} processes on each core")
+
+
+def list_blocks(config: Config) -> tuple[Block, ...]:
+    """Every block of a config's network with what it costs per sample."""
+    return _list_blocks(config.model, *_find_input(config))
+
+
+@cache
+def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Block, ...]:
+    network = _sketch(options, classes, shape)
+    rows = describe(options.model, network).rows
+    seams = set(network.seams)
+    inputs = [network.input_shape, *(row.shape for row in rows)]
+    trained = [
+        sum(weight.numel() for weight in block.parameters() if weight.requires_grad)
+        for block in network.blocks.values()
+    ]
+    return tuple(
+        Block(
+            name=row.name,
+            parameters=row.parameters,
+            trained=learns,
+            multiply_adds=row.multiply_adds,
+            input_values=prod(shape),
+            kept_values=row.activation_bytes // FLOAT32_BYTES,
+            seam=row.name in seams,
+        )
+        for row, shape, learns in zip(rows, inputs, trained, strict=False)
+    )
+
+
+def choose_storage(config: Config) -> Storage:
+    """In how many bytes the values of a training are kept."""
+    policy = build_policy(config.precision)
+    first, second = count_moments(config.optim)
+    return Storage(
+        weight_bytes=policy.master.bits // 8,
+        compute_bytes=policy.compute.bits // 8,
+        first_moments=first,
+        second_moments=second,
+        averages=int(config.optim.ema_decay is not None),
+        sharers=config.parallel.replicas if config.parallel.rts else 1,
+    )
+
+
+def choose_load(config: Config, blocks: Sequence[Block]) -> Load:
+    """The micro batch of a training, and after which blocks recomputation keeps activations."""
+    if not config.parallel.enable_recomputation:
+        return Load(config.optim.batch_size)
+    patterns = config.parallel.recompute_checkpoints or ("*",)
+    return Load(config.optim.batch_size, match_blocks((block.name for block in blocks), patterns))
+
+
+def calculate_costs(config: Config, blocks: Sequence[Block], flops: float) -> Costs:
+    """Times on a device that computes `flops` operations per second, two for each multiply-add.
+
+    A backward pass costs two forward passes, one for the gradient of the weights and one for that of the input, which
+    the first block that learns does not need. Updates are taken to cost nothing.
+    """
+    times, learns = list[BlockTime](), False
+    for block in blocks:
+        forward = 2 * block.multiply_adds * config.optim.batch_size / flops
+        times.append(BlockTime(forward, forward * (2 if learns else bool(block.trained))))
+        learns = learns or bool(block.trained)
+    return Costs(tuple(times), 0.0, f"calculated for a device with {flops / 1e12:g} Tflop/s, updates not counted")
+
+
+def measure_costs(config: Config, network: Network, threads: int) -> Costs:
+    """Times of this CPU in fp32, with so many threads, for a second or two."""
+    samples = config.optim.batch_size
+    filled = registry.find(config.model.model).fill(network, config.run.seed)
+    filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    use_kernels(config, filled)
+    optimiser = build_optimiser(filled, config.settled_optim())
+    with _threads(threads):
+        timing = time_blocks(filled, samples, MEASURING_SECONDS)
+        update = time_update(optimiser.step, MEASURING_SECONDS / 10)
+    trained = sum(weight.numel() for weight in filled.parameters() if weight.requires_grad)
+    fewer = f" with {timing.samples} samples and scaled to {samples}" if timing.samples < samples else ""
+    return Costs(timing.blocks, update / trained, f"measured on this CPU in fp32, {threads} threads{fewer}")
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

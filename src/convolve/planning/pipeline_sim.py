@@ -1,0 +1,188 @@
+"""What each pipeline stage does when: the timetable of one step.
+
+A stage works through a fixed list of forward (F) and backward (B) passes, one after the other. With S stages and M
+micro batches, stage s of
+
+    grouped       does all F, then all B                                    (GPipe)        and holds M micro batches
+    interleaved   does S - s times F, then B and F in turn, then what is left   (1F1B)     and holds min(M, S - s)
+    sequential    does F and B of one micro batch before it takes the next                 and holds 1
+
+F of a micro batch waits for F of the stage before, B for B of the stage after, each with the time that the message
+takes; a wire carries one message after the other. What is left of the time is the bubble; where all passes cost the
+same and messages cost nothing it is (S - 1) / (M + S - 1) for the first two, and 1 - 1 / S for the third.
+
+A pipeline timetable as a picture: a row for each stage, time to the right, blue forward and orange backward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from convolve.distributed.pipeline import SCHEDULES, Pass, Task
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of one micro batch in one stage, and of the message to the next stage or back from it."""
+
+    forward: float
+    backward: float
+    message: float = 0.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """One pass in the timetable; times are seconds from the beginning of the step."""
+
+    stage: int
+    micro_batch: int
+    direction: Pass
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """All passes of one step."""
+
+    boxes: tuple[Box, ...]
+    stages: int
+    micro_batches: int
+
+    @property
+    def seconds(self) -> float:
+        """From the first pass to the end of the last one."""
+        return max(box.end for box in self.boxes)
+
+    @property
+    def bubble(self) -> float:
+        """The share of all stages' time in which they wait."""
+        busy = sum(box.end - box.begin for box in self.boxes)
+        return 1 - busy / (self.stages * self.seconds) if self.seconds else 0.0
+
+    def last_backward(self, stage: int) -> Box:
+        """The pass after which the gradients of a stage are complete."""
+        own = (box for box in self.boxes if box.stage == stage and box.direction is Pass.BACKWARD)
+        return max(own, key=lambda box: box.end)
+
+
+def draw_up(schedule: str, times: Sequence[StageTime], micro_batches: int) -> Timetable:
+    """The timetable of one step: every pass begins as soon as its stage is free and its input is there."""
+    stages = len(times)
+    waiting = [SCHEDULES[schedule](stage, stages, micro_batches)[::-1] for stage in range(stages)]
+    boxes, free, post = list[Box](), [0.0] * stages, _Post(times)
+    while any(waiting):
+        for stage, tasks in enumerate(waiting):
+            while tasks and (ready := post.arrival(stage, tasks[-1])) is not None:
+                direction, index = tasks.pop()
+                begin = max(free[stage], ready)
+                spent = times[stage].forward if direction is Pass.FORWARD else times[stage].backward
+                free[stage] = begin + spent
+                boxes.append(Box(stage, index, direction, begin, free[stage]))
+                post.send(boxes[-1])
+    return Timetable(tuple(boxes), stages, micro_batches)
+
+
+class _Post:
+    """Messages between stages; each wire carries one after the other, in each direction."""
+
+    def __init__(self, times: Sequence[StageTime]) -> None:
+        self._times = times
+        self._arrived: dict[tuple[int, Pass, int], float] = {}
+        self._free: dict[tuple[int, Pass], float] = {}
+
+    def arrival(self, stage: int, task: Task) -> float | None:
+        """When the input of a pass is there; None while nobody has made it."""
+        if stage == 0 and task[0] is Pass.FORWARD:
+            return 0.0
+        return self._arrived.get((stage, *task))
+
+    def send(self, box: Box) -> None:
+        """Hand the result of a pass to whoever waits for it."""
+        forward = box.direction is Pass.FORWARD
+        target = box.stage + (1 if forward else -1)
+        if target == len(self._times):
+            self._arrived[box.stage, Pass.BACKWARD, box.micro_batch] = box.end
+        elif target >= 0:
+            wire = (min(box.stage, target), box.direction)
+            moment = max(box.end, self._free.get(wire, 0.0)) + self._times[wire[0]].message
+            self._free[wire] = self._arrived[target, box.direction, box.micro_batch] = moment
+
+
+_LEFT, _TOP, _ROW, _BAR, _FOOT = 74, 64, 34, 26, 50
+
+
+_WIDTH = 960
+
+
+# A number inside a narrower box could not be read.
+_LEAST_LABEL = 16.0
+
+
+_STYLE = """
+  text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a }
+  .title { font-size: 16px; font-weight: 600; fill: #1f2328 }
+  .number { font-size: 11px; fill: #ffffff; text-anchor: middle }
+  .right { text-anchor: end }
+  .page { fill: #ffffff }
+  .idle { fill: #eef0f3 }
+  .forward { fill: #2f7ad6; stroke: #ffffff; stroke-width: 0.5 }
+  .backward { fill: #d9762b; stroke: #ffffff; stroke-width: 0.5 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #a3adb8 }
+    .title { fill: #f0f3f6 }
+    .page { fill: #0d1117 }
+    .idle { fill: #1c222b }
+    .forward, .backward { stroke: #0d1117 }
+  }
+"""
+
+
+def draw_timetable(timetable: Timetable, title: str) -> str:
+    """The timetable as an SVG that needs no other program and follows light and dark."""
+    height = _TOP + _ROW * timetable.stages + _FOOT
+    scale = (_WIDTH - _LEFT - 20) / timetable.seconds
+    below = _TOP + _ROW * timetable.stages
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
+        ' role="img" aria-label="pipeline timetable">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
+        f'<text class="title" x="20" y="28">{escape(title)}</text>',
+        f'<text x="20" y="48">{timetable.stages} stages, {timetable.micro_batches} micro batches, '
+        f"bubble {timetable.bubble:.1%}</text>",
+        *(_draw_row(stage, timetable.seconds * scale) for stage in range(timetable.stages)),
+        *(_draw_box(box, scale) for box in timetable.boxes),
+        f'<text x="{_LEFT}" y="{below + 14}">0</text>',
+        f'<text class="right" x="{_WIDTH - 20}" y="{below + 14}">{1000 * timetable.seconds:,.1f} ms</text>',
+        *_draw_key(below + 24),
+    ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _draw_row(stage: int, width: float) -> str:
+    top = _TOP + _ROW * stage
+    return (
+        f'<text x="20" y="{top + 18}">stage {stage}</text>'
+        f'<rect class="idle" x="{_LEFT}" y="{top}" width="{width:.2f}" height="{_BAR}"/>'
+    )
+
+
+def _draw_box(box: Box, scale: float) -> str:
+    left, width = _LEFT + box.begin * scale, (box.end - box.begin) * scale
+    top = _TOP + _ROW * box.stage
+    told = f"stage {box.stage}, micro batch {box.micro_batch}, {box.direction.value}"
+    moments = f"{1000 * box.begin:.2f} to {1000 * box.end:.2f} ms"
+    label = f'<text class="number" x="{left + width / 2:.2f}" y="{top + 17}">{box.micro_batch}</text>'
+    return (
+        f'<rect class="{box.direction.value}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}">'
+        f"<title>{told}, {moments}</title></rect>" + (label if width >= _LEAST_LABEL else "")
+    )
+
+
+def _draw_key(top: int) -> list[str]:
+    return [
+        f'<rect class="{direction.value}" x="{_LEFT + 110 * index}" y="{top}" width="14" height="14"/>'
+        f'<text x="{_LEFT + 20 + 110 * index}" y="{top + 11}">{direction.value}</text>'
+        for index, direction in enumerate(Pass)
+    ]

@@ -1,0 +1,283 @@
+"""`convolve plan`: what a training would need and how fast it would be, on devices that nobody has to have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from convolve import device
+from convolve.config import Config
+from convolve.config.training import AUTO_SPLITS
+from convolve.distributed.pipeline import ideal_bubble, settle_schedule
+from convolve.engine.build import sketch_network
+from convolve.engine.loop import plan_samples
+from convolve.errors import ConfigError
+from convolve.layers.batch_norm import BatchNorm2d
+from convolve.models.network import Network
+from convolve.numerics.formats import DEVICE_MODELS
+from convolve.planning.costs import Costs, calculate_costs, choose_load, choose_storage, list_blocks, measure_costs
+from convolve.planning.memory import Block, Budget, StageMemory
+from convolve.planning.pipeline_sim import Timetable, draw_timetable
+from convolve.planning.step_time import (
+    ETHERNET,
+    MEMORY,
+    Layout,
+    Link,
+    Replication,
+    StepTime,
+    Work,
+    predict_step,
+    ring_bytes,
+)
+from convolve.planning.suggestions import advise, largest_batch
+from convolve.runs.describe import Curve, count_samples, trace
+
+
+@dataclass(frozen=True)
+class Means:
+    """The machines that a plan is made for; what is unset is taken from this one, or from the device model."""
+
+    hosts: int = 1
+    cores: int | None = None
+    device_flops: float | None = None
+    device_memory: int | None = None
+    latency: float | None = None
+    bandwidth: float | None = None
+
+    def link(self) -> Link:
+        """The network between processes: one host's memory, or Ethernet between hosts, where nothing else is said."""
+        usual = MEMORY if self.hosts == 1 else ETHERNET
+        return Link(
+            usual.latency if self.latency is None else self.latency,
+            usual.bandwidth if self.bandwidth is None else self.bandwidth,
+        )
+
+    def share_cores(self, devices: int) -> tuple[int, float]:
+        """Threads of each CPU process, and how many times slower they are for sharing cores with others."""
+        cores = self.cores or device.usable_threads()
+        processes = -(-devices // self.hosts)
+        return max(1, cores // processes), max(1.0, processes / cores)
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is."""
+
+    samples_per_epoch: int
+    steps_per_epoch: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage: its blocks, what they cost, and how many micro batches it holds at a time."""
+
+    first_block: str
+    last_block: str
+    blocks: int
+    parameters: int
+    multiply_adds: int
+    forward_ms: float
+    backward_ms: float
+    held_micro_batches: int
+    memory: StageMemory
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The pipeline of one replica: its schedule and the share of time in which stages wait, in theory and here."""
+
+    schedule: str
+    splits: tuple[str, ...]
+    bubble_ideal: float
+    bubble: float
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of one device, whether every stage has room in it, and what to change if not."""
+
+    device_bytes: int
+    source: str
+    fits: bool
+    largest_batch_size: int
+    advice: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one device adds up over replicas in a step, what it sends for that in a ring, and over which network."""
+
+    summed_bytes: int
+    sent_bytes: int
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What is predicted; `exposed_ms` are sums over replicas as far as no computation hides them."""
+
+    passes_ms: float
+    exposed_ms: float
+    update_ms: float
+    step_ms: float
+    images_per_second: float
+    epoch_seconds: float
+    run_seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training worked out beforehand."""
+
+    name: str
+    model: str
+    devices: int
+    hosts: int
+    replicas: int
+    micro_batches: int
+    batch_size: int
+    global_batch_size: int
+    length: Length
+    curve: Curve
+    precision: str
+    stages: tuple[StagePlan, ...]
+    passes: Passes
+    room: Room
+    traffic: Traffic
+    speed: Speed
+
+
+def plan(config: Config, means: Means) -> tuple[Plan, Timetable]:
+    """Work out a training of this config on these machines, and the timetable of one of its steps."""
+    network = sketch_network(config)
+    blocks = list_blocks(config)
+    norms = sum(isinstance(module, BatchNorm2d) for module in network.modules())
+    devices = config.parallel.processes
+    limit, source = _find_memory(config, means, devices)
+    costs = _find_costs(config, means, network, blocks)
+    layout = _lay_out(config, blocks, costs, limit)
+    timetable = layout.timetable(means.link())
+    traffic = _count_traffic(config, means, layout)
+    width = layout.budget.storage.weight_bytes
+    step = predict_step(layout, timetable, Replication(config.parallel.replicas, means.link(), costs.update, width))
+    length = _measure_length(config)
+    plan = Plan(
+        name=config.name,
+        model=config.model.model,
+        devices=devices,
+        hosts=means.hosts,
+        replicas=config.parallel.replicas,
+        micro_batches=config.optim.gradient_accumulation_count,
+        batch_size=config.optim.batch_size,
+        global_batch_size=config.global_batch_size,
+        length=length,
+        curve=trace(config),
+        precision=f"{8 * layout.budget.storage.compute_bytes}.{8 * width}",
+        stages=tuple(_describe_stage(layout, index) for index in range(len(layout.stages))),
+        passes=_describe_passes(layout, timetable),
+        room=Room(limit, source, layout.fits, largest_batch(layout), tuple(advise(config, layout))),
+        traffic=traffic,
+        speed=_tell_speed(step, _norm_seconds(config, means, norms), (config.global_batch_size, length), costs.source),
+    )
+    return plan, timetable
+
+
+def _measure_length(config: Config) -> Length:
+    """Steps never cross the end of an epoch, so each epoch ends with a short one where it must."""
+    per_epoch, batch = count_samples(config), config.global_batch_size
+    epochs, rest = divmod(plan_samples(config, per_epoch), per_epoch)
+    steps_per_epoch = -(-per_epoch // batch)
+    return Length(per_epoch, steps_per_epoch, epochs * steps_per_epoch + -(-rest // batch))
+
+
+def _find_memory(config: Config, means: Means, devices: int) -> tuple[int, str]:
+    if means.device_memory is not None:
+        return means.device_memory, "as given"
+    model = config.precision.device_model
+    if model is not None:
+        return DEVICE_MODELS[model].memory_bytes, model
+    here = -(-devices // means.hosts)
+    return device.memory_bytes() // here, f"this machine's, shared by {here}" if here > 1 else "this machine's"
+
+
+def _find_costs(config: Config, means: Means, network: Network, blocks: Sequence[Block]) -> Costs:
+    if means.device_flops is not None:
+        return calculate_costs(config, blocks, means.device_flops)
+    threads, slower = means.share_cores(config.parallel.processes)
+    return measure_costs(config, network, threads).slowed(slower)
+
+
+def _lay_out(config: Config, blocks: Sequence[Block], costs: Costs, limit: int) -> Layout:
+    """Stages as the config cuts them; recomputation adds a forward pass to every backward pass."""
+    parallel, count = config.parallel, config.optim.gradient_accumulation_count
+    again = int(parallel.enable_recomputation)
+    works = tuple(
+        Work(block, time.forward, time.backward + again * time.forward)
+        for block, time in zip(blocks, costs.blocks, strict=True)
+    )
+    budget = Budget(choose_storage(config), choose_load(config, blocks), limit)
+    layout = Layout(works, (0,), settle_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
+    if parallel.pipeline_splits == AUTO_SPLITS:
+        return layout.rebalanced(parallel.shards)
+    return layout.split_at(parallel.pipeline_splits)
+
+
+def _describe_stage(layout: Layout, index: int) -> StagePlan:
+    works, memory = layout.stages[index], layout.memory(index)
+    return StagePlan(
+        first_block=works[0].block.name,
+        last_block=works[-1].block.name,
+        blocks=len(works),
+        parameters=sum(work.block.parameters for work in works),
+        multiply_adds=sum(work.block.multiply_adds for work in works),
+        forward_ms=1000 * sum(work.forward for work in works),
+        backward_ms=1000 * sum(work.backward for work in works),
+        held_micro_batches=layout.held(index),
+        memory=memory,
+        memory_bytes=memory.total,
+    )
+
+
+def _describe_passes(layout: Layout, timetable: Timetable) -> Passes:
+    ideal = ideal_bubble(layout.schedule, len(layout.stages), layout.micro_batches)
+    return Passes(layout.schedule, layout.splits, ideal, timetable.bubble)
+
+
+def _count_traffic(config: Config, means: Means, layout: Layout) -> Traffic:
+    width = layout.budget.storage.weight_bytes
+    summed = width * max(sum(work.block.trained for work in stage) for stage in layout.stages)
+    link = means.link()
+    return Traffic(summed, round(ring_bytes(summed, config.parallel.replicas)), link.latency, link.bandwidth)
+
+
+def _norm_seconds(config: Config, means: Means, norms: int) -> float:
+    """Batch norms over several replicas wait for each other twice per micro batch, forward and backward."""
+    span, micro_batches = config.parallel.bn_span, config.optim.gradient_accumulation_count
+    return 2 * norms * micro_batches * means.link().ring(0, span)
+
+
+def _tell_speed(step: StepTime, norms: float, size: tuple[int, Length], source: str) -> Speed:
+    batch, length = size
+    seconds = step.total + norms
+    return Speed(
+        passes_ms=1000 * (step.passes + norms),
+        exposed_ms=1000 * step.exposed,
+        update_ms=1000 * step.update,
+        step_ms=1000 * seconds,
+        images_per_second=batch / seconds if seconds else float("inf"),
+        epoch_seconds=seconds * length.steps_per_epoch,
+        run_seconds=seconds * length.steps,
+        source=source,
+    )
+
+
+def write_timetable(plan: Plan, timetable: Timetable, path: Path) -> None:
+    """Draw the passes of one step into a file."""
+    title = f"{plan.name}: {plan.passes.schedule}"
+    try:
+        path.write_text(draw_timetable(timetable, title), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; give another file") from None

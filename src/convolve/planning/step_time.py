@@ -1,0 +1,202 @@
+"""A training that exists on paper: its stages, their memory, the timetable of a step, and the time that a step takes.
+
+step := the slowest stage's  last backward pass, sums that it could not hide, update
+sums    gradients travel over replicas in buckets, each as soon as the last backward pass has made it
+
+What it costs to send: a stated model of the network between processes.
+
+    message             latency + bytes / bandwidth
+    sum over N, ring    2 (N - 1) messages of bytes / N each, one after the other, on every link:
+                        2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth
+
+The gradients of a stage are ready block by block, last block first, while its last backward pass runs; what is ready is
+sent in that order, one after the other.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from convolve.distributed.gradient_sync import BUCKET_BYTES
+from convolve.distributed.partition import balance
+from convolve.distributed.pipeline import count_held
+from convolve.errors import ConfigError, suggest
+from convolve.planning.memory import Block, Budget, StageMemory
+from convolve.planning.pipeline_sim import StageTime, Timetable, draw_up
+
+
+@dataclass(frozen=True)
+class Link:
+    """Latency in seconds and bandwidth in bytes per second, in each direction."""
+
+    latency: float
+    bandwidth: float
+
+    def message(self, size: float) -> float:
+        """Seconds of one message."""
+        return self.latency + size / self.bandwidth
+
+    def ring(self, size: float, members: int) -> float:
+        """Seconds to add up `size` bytes over the members of a ring."""
+        return 2 * (members - 1) * self.message(size / members)
+
+
+# Processes of one host share its memory; hosts are taken to have ten-gigabit Ethernet unless told otherwise.
+MEMORY = Link(20e-6, 4e9)
+
+
+ETHERNET = Link(50e-6, 1.25e9)
+
+
+def ring_bytes(size: float, members: int) -> float:
+    """What each member of a ring sends to add up `size` bytes."""
+    return 2 * (members - 1) / members * size
+
+
+def finish_sums(ready: Iterable[tuple[float, float]], link: Link, members: int) -> float:
+    """When the last of several sums is there, given when each is ready and its bytes, in the order of sending."""
+    clock = 0.0
+    for moment, size in ready:
+        clock = max(clock, moment) + (link.ring(size, members) if members > 1 else 0.0)
+    return clock
+
+
+@dataclass(frozen=True)
+class Work:
+    """One block: what it costs in memory, and seconds of a micro batch in it."""
+
+    block: Block
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of a network, laid out over stages; `begins` are the indices at which stages begin."""
+
+    works: tuple[Work, ...]
+    begins: tuple[int, ...]
+    schedule: str
+    micro_batches: int
+    budget: Budget
+
+    @cached_property
+    def stages(self) -> tuple[tuple[Work, ...], ...]:
+        """The blocks of each stage."""
+        ends = (*self.begins[1:], len(self.works))
+        return tuple(self.works[begin:end] for begin, end in zip(self.begins, ends, strict=True))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the blocks at which the stages after the first begin."""
+        return tuple(self.works[begin].block.name for begin in self.begins[1:])
+
+    def held(self, stage: int, stages: int | None = None) -> int:
+        """The most micro batches that a stage holds at a time."""
+        return count_held(self.schedule, stage, stages or len(self.begins), self.micro_batches)
+
+    def memory(self, stage: int) -> StageMemory:
+        """What a stage needs."""
+        return self.budget.need([work.block for work in self.stages[stage]], self.held(stage))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has room on its device."""
+        return all(self.memory(stage).total <= self.budget.limit for stage in range(len(self.begins)))
+
+    def timetable(self, link: Link) -> Timetable:
+        """One step, with the messages between stages."""
+        samples, width = self.budget.load.samples, self.budget.storage.compute_bytes
+        following = (*self.stages[1:], ())
+        times = [
+            StageTime(
+                sum(work.forward for work in stage),
+                sum(work.backward for work in stage),
+                link.message(samples * width * after[0].block.input_values) if after else 0.0,
+            )
+            for stage, after in zip(self.stages, following, strict=True)
+        ]
+        return draw_up(self.schedule, times, self.micro_batches)
+
+    def split_at(self, names: Sequence[str]) -> "Layout":
+        """Stages that begin at named blocks."""
+        known = [work.block.name for work in self.works]
+        seams = [work.block.name for work in self.works[1:] if work.block.seam]
+        for name in names:
+            if name not in seams:
+                raise ConfigError(
+                    f"pipeline-splits={name}: no block of that name can begin a stage; {suggest(name, seams)}"
+                )
+        return replace(self, begins=(0, *sorted(known.index(name) for name in names)))
+
+    def rebalanced(self, stages: int) -> "Layout":
+        """The same network in so many stages, the slowest as quick as can be among all cuts that fit.
+
+        Where no cut fits, memory is left aside; `fits` tells.
+        """
+        costs = [work.forward + work.backward for work in self.works]
+        held = [self.held(stage, stages) for stage in range(stages)]
+
+        def begins_well(stage: int, begin: int, end: int) -> bool:
+            return self.works[begin].block.seam
+
+        def fits(stage: int, begin: int, end: int) -> bool:
+            held_blocks = [work.block for work in self.works[begin:end]]
+            return begins_well(stage, begin, end) and self.budget.fits(held_blocks, held[stage])
+
+        try:
+            begins = balance(costs, stages, fits)
+        except ConfigError:
+            begins = balance(costs, stages, begins_well)
+        return replace(self, begins=tuple(begins))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step: passes and messages of the pipeline, sums that nothing hides, and the update."""
+
+    passes: float
+    exposed: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.passes + self.exposed + self.update
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Copies of a pipeline that add their gradients up, and what an update costs per trained weight."""
+
+    replicas: int
+    link: Link
+    update_seconds: float
+    gradient_bytes: int
+
+
+def predict_step(layout: Layout, timetable: Timetable, replication: Replication) -> StepTime:
+    """The time of one step."""
+    passes = timetable.seconds
+    summed = updated = passes
+    for index, stage in enumerate(layout.stages):
+        began = timetable.last_backward(index).begin
+        ready = [(began + moment, size) for moment, size in fill_buckets(stage, replication.gradient_bytes)]
+        done = finish_sums(ready, replication.link, replication.replicas)
+        trained = sum(work.block.trained for work in stage)
+        summed = max(summed, done)
+        updated = max(updated, done + replication.update_seconds * trained)
+    return StepTime(passes, summed - passes, updated - summed)
+
+
+def fill_buckets(stage: Sequence[Work], width: int) -> Iterator[tuple[float, int]]:
+    """When each bucket of a stage is complete within its last backward pass, and how many bytes it has."""
+    clock, size = 0.0, 0
+    for work in reversed(stage):
+        clock += work.backward
+        size += width * work.block.trained
+        if size >= BUCKET_BYTES:
+            yield clock, size
+            size = 0
+    if size:
+        yield clock, size

@@ -1,0 +1,192 @@
+"""Plots as inline SVG: no script, no font, no file beside the page; colours come from the page's style."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import numpy.typing as npt
+
+from convolve.report.calibration import Bin
+
+Points = Sequence[tuple[float, float]]
+
+
+WIDTH, HEIGHT = 560, 300
+
+
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 36
+
+
+MOST_POINTS = 300
+
+
+COLOURS = 6
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: `colour` is a number of the page's palette; faint lines are thin, with no points."""
+
+    name: str
+    points: Points
+    colour: int = 0
+    faint: bool = False
+
+
+def thin(points: Points) -> Points:
+    """At most a few hundred points, the first and the last among them."""
+    if len(points) <= MOST_POINTS:
+        return points
+    places = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))
+    return [points[place] for place in places]
+
+
+def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers that cover a range."""
+    span = high - low or 1.0
+    step = 10 ** math.floor(math.log10(span / count))
+    step *= next((factor for factor in (1, 2, 5, 10) if span / (step * factor) <= count), 10)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The place of values on the paper."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log: bool = False
+
+    def across(self, value: float) -> float:
+        low, high = self.x
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low or 1.0)
+
+    def down(self, value: float) -> float:
+        low, high, value = (math.log10(v) if self.log else v for v in (*self.y, value))
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low or 1.0)
+
+    def ticks_down(self) -> list[float]:
+        if not self.log:
+            return choose_ticks(*self.y)
+        powers = range(math.floor(math.log10(self.y[0])), math.ceil(math.log10(self.y[1])) + 1)
+        marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        inside = [mark for mark in marks if self.y[0] <= mark <= self.y[1]]
+        return inside if len(inside) <= 7 else [mark for mark in inside if f"{mark:e}"[0] == "1"]
+
+
+def draw_lines(
+    lines: Sequence[Line],
+    label: str,
+    shown: Callable[[float], str],
+    *,
+    log: bool = False,
+    across: str = "epoch",
+    marks: Line | None = None,
+) -> str:
+    """A plot of curves; `label` is what a screen reader says, `marks` are places that are ticked at the bottom."""
+    lines = [Line(line.name, thin(line.points), line.colour, line.faint) for line in lines if line.points]
+    values = [y for line in lines for _, y in line.points]
+    if not values:
+        return f'<p class="none">{escape(label)}: nothing was recorded</p>'
+    log = log and min(values) > 0 and max(values) / min(values) > 20
+    frame = _Frame((0.0, max(x for line in lines for x, _ in line.points)), _range(values, log), log)
+    body = [_axes(frame, shown, across), *(_curve(frame, line) for line in lines)]
+    if marks is not None and marks.points:
+        body.append(_ticks(frame, marks))
+        lines.append(marks)
+    return _wrap(body, label) + _legend(lines)
+
+
+def _ticks(frame: _Frame, marks: Line) -> str:
+    """Short strokes that rise from the bottom."""
+    floor = HEIGHT - BOTTOM
+    strokes = "".join(f"M{frame.across(x):.1f},{floor}v-14" for x, _ in thin(marks.points))
+    return f'<path class="line c{marks.colour % COLOURS}" d="{strokes}"/>'
+
+
+def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if log:
+        return low / 1.1, high * 1.1
+    margin = 0.05 * (high - low or abs(high) or 1.0)
+    return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
+
+
+def _axes(frame: _Frame, shown: Callable[[float], str], across: str) -> str:
+    parts = []
+    for value in frame.ticks_down():
+        y = frame.down(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown(value)}</text>')
+    for value in choose_ticks(*frame.x):
+        x = frame.across(value)
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:g}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{across}</text>')
+    return "".join(parts)
+
+
+def _curve(frame: _Frame, line: Line) -> str:
+    places = [(frame.across(x), frame.down(y)) for x, y in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    colour = f"c{line.colour % COLOURS}"
+    drawn = f'<polyline class="line {colour}{" faint" if line.faint else ""}" points="{path}"/>'
+    if line.faint and len(places) > 1:
+        return drawn
+    return drawn + "".join(f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    kinds = [f"swatch c{line.colour % COLOURS}{' faint' if line.faint else ''}" for line in lines]
+    items = "".join(
+        f'<span><i class="{kind}"></i>{escape(line.name)}</span>' for kind, line in zip(kinds, lines, strict=True)
+    )
+    return f'<p class="legend">{items}</p>'
+
+
+def draw_reliability(bins: Sequence[Bin]) -> str:
+    """Accuracy over confidence: bars on the diagonal mean that probabilities are what they say."""
+    frame = _Frame((0.0, 1.0), (0.0, 1.0))
+    width = (frame.across(1.0) - frame.across(0.0)) / max(len(bins), 1)
+    parts = [_axes(frame, lambda value: f"{value:.0%}", "confidence")]
+    for index, one in enumerate(bins):
+        if one.images:
+            left, top = frame.across(index / len(bins)), frame.down(one.accuracy)
+            parts.append(
+                f'<rect class="bar" x="{left + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" '
+                f'height="{frame.down(0.0) - top:.1f}"><title>{one.images} images: confidence {one.confidence:.1%}, '
+                f"accuracy {one.accuracy:.1%}</title></rect>"
+            )
+    ends = f'x1="{frame.across(0)}" y1="{frame.down(0)}" x2="{frame.across(1)}" y2="{frame.down(1)}"'
+    parts.append(f'<line class="diagonal" {ends}/>')
+    return _wrap(parts, "accuracy over confidence")
+
+
+def draw_matrix(matrix: npt.NDArray[np.int64], names: Sequence[str]) -> str:
+    """A confusion matrix as a table whose cells are shaded by their share of the row."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    rows = []
+    for truth, counts in enumerate(matrix):
+        total = max(int(counts.sum()), 1)
+        cells = "".join(_cell(int(count), count / total, truth == answer) for answer, count in enumerate(counts))
+        rows.append(f'<tr><th scope="row">{escape(names[truth])}</th>{cells}</tr>')
+    return f'<table class="matrix"><tr><td class="corner">truth \\ answer</td>{head}</tr>{"".join(rows)}</table>'
+
+
+def _cell(count: int, share: float, right: bool) -> str:
+    kind = "right" if right else "wrong"
+    shade = min(1.0, share if right else 4 * share)
+    return f'<td class="{kind}" style="--s:{shade:.2f}">{count or ""}</td>'
+
+
+def panel(name: str, inner: str) -> str:
+    """A plot with its heading."""
+    return f"<figure><figcaption>{escape(name)}</figcaption>{inner}</figure>"
+
+
+def _wrap(parts: Sequence[str], label: str) -> str:
+    inner = "".join(parts)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label, quote=True)}">{inner}</svg>'

@@ -1,0 +1,121 @@
+"""Random numbers as pure functions of a key, so that nothing has to be saved, and no layout can change them.
+
+The arithmetic: a key is any tuple of integers and strings, for example (seed, epoch, "order") or (seed, step,
+"dropout:head"). Strings enter through sha256. `mix` folds the parts with splitmix64, a 64-bit bijection with full
+avalanche:
+
+    z = (x + 0x9E3779B97F4A7C15) mod 2^64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9
+    z = (z ^ z >> 27) * 0x94D049BB133111EB
+    splitmix64(x) = z ^ z >> 31
+
+`uniforms` hashes an array of counters (sample numbers, positions) under one key in the same way and keeps the top 53
+bits, which gives doubles in [0, 1). A counter always meets the same number, whoever asks for it and in which order.
+
+Random numbers for samples: pure functions of (seed, epoch, sample), so no worker and no batch can change them.
+
+The order of samples: a pure function of (seed, epoch). No worker, prefetch depth or replica count can change it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Key = int | str
+
+
+Words = npt.NDArray[np.uint64]
+
+
+_MASK = (1 << 64) - 1
+
+
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+_FIRST = 0xBF58476D1CE4E5B9
+
+
+_SECOND = 0x94D049BB133111EB
+
+
+def _splitmix64(x: int) -> int:
+    z = (x + _GAMMA) & _MASK
+    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    return z ^ (z >> 31)
+
+
+def _word(part: Key) -> int:
+    if isinstance(part, str):
+        return int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big")
+    return part & _MASK
+
+
+def mix(*key: Key) -> int:
+    """One 64-bit number for a key; any change of any part changes all of it."""
+    state = 0
+    for part in key:
+        state = _splitmix64(state ^ _word(part))
+    return state
+
+
+def hash_counters(counters: npt.ArrayLike, *key: Key) -> Words:
+    """64 random bits for each counter under one key."""
+    z = np.asarray(counters).astype(np.uint64) ^ np.uint64(mix(*key))
+    with np.errstate(over="ignore"):
+        z = z + np.uint64(_GAMMA)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
+    result: Words = z ^ (z >> np.uint64(31))
+    return result
+
+
+def uniforms(counters: npt.ArrayLike, *key: Key) -> npt.NDArray[np.float64]:
+    """A double in [0, 1) for each counter under one key."""
+    result: npt.NDArray[np.float64] = (hash_counters(counters, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return result
+
+
+def generator(*key: Key) -> np.random.Generator:
+    """A numpy generator (Philox) that belongs to one key."""
+    return np.random.Generator(np.random.Philox(key=mix(*key)))
+
+
+_MOST = 64
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What random choices about a sample are keyed by, besides the sample itself."""
+
+    seed: int
+    epoch: int
+
+    def numbers(self, samples: npt.NDArray[np.int64], count: int, what: str) -> npt.NDArray[np.float64]:
+        """`count` doubles in [0, 1) for each sample: [N, count]."""
+        assert count <= _MOST, f"{count} numbers for one choice, at most {_MOST} have keys of their own"
+        counters = samples[:, None] * _MOST + np.arange(count)
+        return uniforms(counters, self.seed, what, self.epoch)
+
+    def coins(self, samples: npt.NDArray[np.int64], what: str) -> npt.NDArray[np.bool_]:
+        """A fair coin for each sample."""
+        heads: npt.NDArray[np.bool_] = uniforms(samples, self.seed, what, self.epoch) < 0.5
+        return heads
+
+    def flips(self, samples: npt.NDArray[np.int64], alternating: bool) -> npt.NDArray[np.bool_]:
+        """Which samples are mirrored: by a new coin in each epoch, or each one in every second epoch."""
+        if not alternating:
+            return self.coins(samples, "flip")
+        first = uniforms(samples, self.seed, "flip") < 0.5
+        return np.logical_xor(first, bool(self.epoch & 1))
+
+
+Order = npt.NDArray[np.int64]
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> Order:
+    """The sample numbers of one epoch, each once."""
+    return generator(seed, "order", epoch).permutation(count).astype(np.int64)

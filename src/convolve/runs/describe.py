@@ -1,0 +1,110 @@
+"""`convolve describe`: what a network is made of, by its name, by a named config, or by a run.
+
+`convolve describe --schedule`: the learning rate of a config over its whole run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from convolve.config import Config, ModelConfig
+from convolve.config.loading import load_entries, parse, resolve
+from convolve.data.build import count_used
+from convolve.data.catalog import known_dataset
+from convolve.engine.loop import plan_samples
+from convolve.errors import ConfigError
+from convolve.models import registry
+from convolve.models.network import Shape
+from convolve.models.summary import Description, describe, draw_svg
+from convolve.optim.schedules import Span, build_schedule
+from convolve.runs.folder import CONFIG_FILE
+from convolve.runs.load import choose_checkpoint, load_trained
+
+DEFAULTS = ModelConfig()
+
+
+def list_networks() -> dict[str, str]:
+    """Every known network with a line about it."""
+    return {name: registry.find(name).summary for name in registry.names()}
+
+
+def describe_model(what: str, *, config_path: Path | None = None) -> Description:
+    """Describe a network name, a named config with its data set's shape, or the network of a run folder."""
+    if Path(what).is_dir():
+        trained = load_trained(choose_checkpoint(Path(what)))
+        return describe(trained.config.model.model, trained.network)
+    if registry.is_known(what) or not is_config(what, config_path):
+        return describe_network(what)
+    config = resolve(what, config_path).config
+    entry = known_dataset(config)
+    if entry is None:
+        return describe_network(config.model.model, options=config.model)
+    height, width, channels = entry.image_shape
+    return describe_network(config.model.model, len(entry.classes), (channels, height, width), config.model)
+
+
+def is_config(name: str, config_path: Path | None) -> bool:
+    """Whether a named config has this name, or had it in the system that it comes from."""
+    return any(name == entry.name or name in entry.also for entry in load_entries(config_path).values())
+
+
+def describe_network(
+    name: str, classes: int | None = None, input_shape: Shape | None = None, options: ModelConfig = DEFAULTS
+) -> Description:
+    """Describe a network by its name; its weights are never made. Unset shapes are the network's own."""
+    own = registry.settle(name, options)
+    network = registry.sketch(
+        name, classes=classes or own.classes, input_shape=input_shape or own.input_shape, options=options
+    )
+    return describe(name, network)
+
+
+def write_svg(description: Description, path: Path) -> None:
+    """Draw a network into a file."""
+    try:
+        path.write_text(draw_svg(description), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; give another file") from None
+
+
+POINTS = 201
+
+
+# Training images of ImageNet: what a config without a known data set is drawn for.
+UNKNOWN_COUNT = 1_281_167
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The learning rate over a run: (epoch, rate) at evenly spaced places."""
+
+    name: str
+    schedule: str
+    peak: float
+    epochs: float
+    global_batch_size: int
+    points: tuple[tuple[float, float], ...]
+
+
+def trace_schedule(what: str, *, config_path: Path | None = None) -> Curve:
+    """The learning-rate curve of a named config, or of a run folder."""
+    stored = Path(what) / CONFIG_FILE
+    if stored.is_file():
+        return trace(parse(stored.read_text(encoding="utf-8"), str(stored)))
+    return trace(resolve(what, config_path).config)
+
+
+def trace(config: Config) -> Curve:
+    """The learning-rate curve of a config."""
+    per_epoch = count_samples(config)
+    total = plan_samples(config, per_epoch)
+    peak = config.settled_optim().learning_rate
+    rate = build_schedule(config.schedule, peak, Span(total, per_epoch))
+    places = [round(total * index / (POINTS - 1)) for index in range(POINTS)]
+    points = tuple((place / per_epoch, rate(place)) for place in places)
+    return Curve(config.name, config.schedule.lr_schedule, peak, total / per_epoch, config.global_batch_size, points)
+
+
+def count_samples(config: Config) -> int:
+    """Training samples in an epoch, as far as they are known without the data."""
+    entry = known_dataset(config)
+    return count_used(entry.train_count if entry else UNKNOWN_COUNT, config.data)

@@ -1,0 +1,103 @@
+"""The pieces that several verbs need: the data, the network, and a trained network from a checkpoint.
+
+Images of a run's own data, for the verbs that look at a trained network from outside.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convolve import device
+from convolve.checkpoint.store import find, find_best, load
+from convolve.config import Config
+from convolve.config.loading import build
+from convolve.data.build import Material, load_dataset
+from convolve.data.dataset import Images, Labels
+from convolve.data.transforms.normalize import Transform
+from convolve.engine.build import build_network
+from convolve.engine.state import load_weights
+from convolve.errors import CheckpointError
+from convolve.loggers.base import Console
+from convolve.models.network import Network
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network with the weights of a checkpoint, and what it needs to be used."""
+
+    path: Path
+    config: Config
+    network: Network
+    transform: Transform
+    classes: tuple[str, ...]
+    step: int
+    epoch: float
+
+
+def load_trained(path: Path, *, where: str | None = None) -> Trained:
+    """The network of one checkpoint, ready for evaluation."""
+    snapshot = load(path)
+    state = snapshot.state
+    try:
+        config = build(state["config"], name=str(state["config_name"]))
+        classes, transform = tuple(map(str, state["classes"])), Transform.from_json(state["transform"])
+        step, samples = int(state["step"]), int(state["samples"])
+        epoch = samples / int(state["samples_per_epoch"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
+    network = build_network(
+        config, transform, len(classes), device.choose(where or config.run.device, config.run.threads)
+    )
+    load_weights(network, snapshot)
+    return Trained(path, config, network.eval(), transform, classes, step, epoch)
+
+
+def choose_checkpoint(path: Path) -> Path:
+    """The checkpoint to use: the one named, else the run's best by validation, else its newest."""
+    paths = find(path)
+    if len(paths) == 1:
+        return paths[0]
+    return find_best(paths[-1].parent) or paths[-1]
+
+
+BATCH = 256
+
+
+def open_material(trained: Trained, console: Console) -> Material:
+    """The data that a network was trained on, with its transform, on the network's device."""
+    dataset = load_dataset(trained.config, console)
+    if dataset.classes != trained.classes:
+        raise CheckpointError(
+            f"{trained.path}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
+            "give the data it was trained on"
+        )
+    return Material(dataset, trained.transform, next(trained.network.parameters()).device)
+
+
+def to_pixels(images: Tensor, transform: Transform) -> Images:
+    """The uint8 pixels [N, H, W, C] that a network's input [N, C, H, W] was made from."""
+    values = images.detach().to("cpu", torch.float64).permute(0, 2, 3, 1).numpy()
+    pixels = (values * np.array(transform.std) + np.array(transform.mean)) * 255
+    return np.ascontiguousarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
+
+
+def training_pixels(material: Material, seed: int, count: int) -> Images:
+    """Training images in their shuffled order, as many as asked for or as there are."""
+    loader = material.train_loader()
+    count = min(count, len(loader))
+    found: list[Images] = []
+    for window in loader.windows(seed, 0, (BATCH, BATCH)):
+        found += [to_pixels(batch.images, material.transform) for batch in window.batches]
+        if sum(map(len, found)) >= count:
+            break
+    return np.concatenate(found)[:count]
+
+
+def each_test_batch(material: Material) -> Iterator[tuple[Images, Labels]]:
+    """Every test image once with its label, in batches."""
+    for batch in material.test_loader().batches(BATCH):
+        yield to_pixels(batch.images, material.transform), batch.labels.cpu().numpy()

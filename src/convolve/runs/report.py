@@ -1,0 +1,146 @@
+"""`convolve report`: one or several runs as one self-contained HTML file. Training writes one at its end as well."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from convolve import __version__, device
+from convolve.checkpoint.store import load
+from convolve.data.build import Material
+from convolve.engine.evaluate import evaluating
+from convolve.errors import CheckpointError, ConfigError, ConvolveError
+from convolve.files import replace_file
+from convolve.loggers.base import Console, timestamp
+from convolve.loggers.files import EVENTS_FILE, TRAINING_FILE, VALIDATION_FILE, Points, read_points
+from convolve.models.network import Network
+from convolve.report.calibration import calibrate
+from convolve.report.numerics_section import read_numbers
+from convolve.report.page import RunStory, render, report_path
+from convolve.report.predictions import Collector, Evidence
+from convolve.runs.load import BATCH, Trained, choose_checkpoint, load_trained, open_material, to_pixels
+from convolve.runs.summary import SUMMARY_FILE
+
+CONFIG_FILE = "config.yml"
+
+
+COMPARISON_FILE = "comparison.html"
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """The figures of one run in a report; shares of 1, None where no test image was evaluated."""
+
+    run: str
+    accuracy: float | None
+    calibration_error: float | None
+    temperature: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A written report."""
+
+    path: Path
+    runs: list[RunFigures]
+
+
+def gather_evidence(network: Network, material: Material, what: str) -> Evidence:
+    """The answers of a network on every test image."""
+    collector = Collector(material.dataset.classes, what)
+    with evaluating(network):
+        for batch in material.test_loader().batches(BATCH):
+            logits = network(batch.images).float().cpu().numpy()
+            labels = batch.labels.cpu().numpy().astype(np.int64)
+            rows = collector.wanted(logits, labels)
+            pixels = to_pixels(batch.images[rows], material.transform)
+            collector.add(logits, labels, dict(zip(rows, pixels, strict=True)))
+    return collector.evidence()
+
+
+def write_training_report(folder: Path, network: Network, material: Material, *, evaluated: bool) -> Path:
+    """The report at the end of a training, from what is in memory; costs one pass over the test images."""
+    evidence = gather_evidence(network, material, "final weights") if evaluated else None
+    return _write(report_path(folder), [_tell(folder, evidence, _surroundings())])
+
+
+def report(folders: Sequence[Path], console: Console, *, output: Path | None = None) -> Report:
+    """Write the report of the best checkpoint of each run, side by side where there are several."""
+    stories = []
+    for number, folder in enumerate(folders):
+        console.progress("report", number, len(folders))
+        if not (folder / CONFIG_FILE).is_file():
+            raise CheckpointError(
+                f"{folder}: not a run folder ({CONFIG_FILE} is not there); give a run of `convolve train`"
+            )
+        trained = load_trained(choose_checkpoint(folder))
+        evidence = gather_evidence(trained.network, open_material(trained, console), f"checkpoint {trained.path.name}")
+        stories.append(_tell(folder, evidence, _versions(trained)))
+    if not stories:
+        raise ConfigError("report: no run given; name one run folder or several")
+    path = output or (report_path(folders[0]) if len(folders) == 1 else Path(COMPARISON_FILE))
+    return Report(_write(path, stories), [_figures(one) for one in stories])
+
+
+def _write(path: Path, stories: list[RunStory]) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConvolveError(f"{path}: cannot be written ({error.strerror}); choose another --output") from error
+    replace_file(path, render(stories, timestamp()).encode())
+    return path
+
+
+def _tell(folder: Path, evidence: Evidence | None, environment: dict[str, Any]) -> RunStory:
+    training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
+    curves: dict[str, Points] = {"rate": read_points(training, "learning_rate")}
+    curves["speed"] = read_points(training, "images_per_second")
+    for column in ("loss", "accuracy"):
+        curves[f"training {column}"] = read_points(training, column)
+        curves[f"validation {column}"] = read_points(validation, column)
+    facts = {**_start_facts(folder), **environment}
+    text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+    figures, numbers = _read_json(folder / SUMMARY_FILE), read_numbers(folder / EVENTS_FILE)
+    return RunStory(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
+
+
+def _figures(story: RunStory) -> RunFigures:
+    if story.evidence is None:
+        return RunFigures(story.name, None, None, None)
+    found = calibrate(story.evidence.logits, story.evidence.labels)
+    return RunFigures(story.name, story.evidence.accuracy, found.error, found.temperature)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; a run that was cut short may have none yet."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _start_facts(folder: Path) -> dict[str, Any]:
+    """What the run said about itself when it began."""
+    try:
+        with (folder / EVENTS_FILE).open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    facts = first.get("facts", first) if isinstance(first, dict) else {}
+    left_out = ("kind", "name", "folder")
+    return {key: value for key, value in facts.items() if key not in left_out and not isinstance(value, (dict, list))}
+
+
+def _surroundings() -> dict[str, Any]:
+    return {"convolve": __version__, "torch": torch.__version__, "CPU": device.cpu_name()}
+
+
+def _versions(trained: Trained) -> dict[str, Any]:
+    stored = load(trained.path).state.get("versions")
+    trained_with = {f"trained with {key}": value for key, value in stored.items()} if isinstance(stored, dict) else {}
+    return {**trained_with, **{f"report by {key}": value for key, value in _surroundings().items()}}

@@ -1,0 +1,468 @@
+"""A training from its config to its report: `train` begins one, `restore` goes on with one.
+
+`convolve train`: a new run.
+
+`convolve restore`: go on with a run exactly where it stopped.
+"""
+
+import gc
+import platform
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convolve import __version__
+from convolve.checkpoint.snapshot import Snapshot
+from convolve.checkpoint.store import BackgroundSaver, Store
+from convolve.config import Config
+from convolve.config.loading import build, dump, parse
+from convolve.config.training import AUTO_SPLITS
+from convolve.data.build import Material, name_dataset
+from convolve.data.loader.loader import Part, Window
+from convolve.distributed.collectives import Team, console_of, open_team, require_same_start
+from convolve.distributed.gradient_sync import Synchroniser
+from convolve.distributed.partition import check_splits, take_place
+from convolve.engine.build import (
+    Numerics,
+    build_network,
+    compute_like_training,
+    gather_material,
+    give_first_weights,
+    prepare_numerics,
+    sketch_network,
+)
+from convolve.engine.callbacks import (
+    Actions,
+    LogAction,
+    Progress,
+    Rhythm,
+    SaveAction,
+    ScaleAction,
+    SyncAction,
+    ValidateAction,
+)
+from convolve.engine.ema import RunningAverage
+from convolve.engine.evaluate import VALID_BATCH
+from convolve.engine.forward_backward import Executor, Setting, StageExecutor, WholeExecutor
+from convolve.engine.loop import extend, fit, plan_samples, stop_on_signals
+from convolve.engine.loss import CrossEntropy
+from convolve.engine.metrics import Counts, MetricTally, NullTally, Tally
+from convolve.engine.state import TrainState, load_weights
+from convolve.engine.step import StepParts, clip_nothing, clip_to
+from convolve.engine.throughput import Clock, Throughput
+from convolve.errors import CheckpointError, ConfigError
+from convolve.layers.batch_norm import NormStatistics
+from convolve.loggers.base import Console, RunInfo, Writer, Writers
+from convolve.loggers.files import open_writers, rewind
+from convolve.models import registry
+from convolve.models.network import Network
+from convolve.models.summary import describe
+from convolve.numerics.select import explain_kernels, use_kernels
+from convolve.optim.optimizers import build_optimiser
+from convolve.optim.schedules import Span, build_schedule
+from convolve.runs.average import average_at_end
+from convolve.runs.describe import write_svg
+from convolve.runs.folder import CONFIG_FILE, claim_run_folder, occupy
+from convolve.runs.report import write_training_report
+from convolve.runs.summary import case_name, write_summary
+from convolve.runs.validate import validate_checkpoints
+
+GRAPH_FILE = "model.svg"
+
+
+BAD_SAMPLES_FILE = "bad-samples.txt"
+
+
+STARVING_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training came to; accuracy is a share of 1, None where nothing was validated."""
+
+    run_dir: Path
+    test_accuracy: float | None
+    test_samples: int
+    images_per_second: float
+    ms_per_step: float
+    seconds: float
+    steps: int
+    final_loss: float | None
+    dataset: str
+    stopped_by: signal.Signals | None = None
+
+
+class Training:
+    """One run: its folder, its pieces, and the state that a step changes."""
+
+    def __init__(self, config: Config, folder: Path, console: Console, team: Team) -> None:
+        self.began = time.perf_counter()
+        self.team = team
+        self.folder = folder
+        self.console = console
+        self.material: Material = gather_material(config, console)
+        self.config = name_dataset(config, self.material.dataset.name)
+        self.loader = self.material.train_loader()
+        self.total = plan_samples(config, len(self.loader))
+        self.store = Store(folder / "checkpoints", keep=config.run.keep_checkpoints)
+        model = build_network(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
+        if not self.store.paths():
+            give_first_weights(model, config, self.loader, console)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.place = take_place(model, config, team)
+        optimiser = build_optimiser(self.place.part, config.settled_optim(), self.place.holdings.ownership.owns)
+        self.state = TrainState(self.place.part, optimiser, holdings=self.place.holdings)
+        if config.optim.ema_decay is not None:
+            self.state.averager = RunningAverage(self.place.part, config.optim.ema_decay)
+        self.numerics = self._begin_numerics()
+        self.trained: Network = self.place.part
+        self.writer: Writer = Writers([])
+        self.best_accuracy = -1.0
+        self.earlier_seconds = 0.0
+        self.restored_step: int | None = None
+
+    def _begin_numerics(self) -> Numerics:
+        """Choose the arithmetic, and let the network compute with it from now on."""
+        numerics = prepare_numerics(
+            self.config,
+            self.material.device,
+            self.folder,
+            lambda kind, **facts: self.writer.event(kind, **facts),
+            (self.total, len(self.loader)),
+            self.team.agree,
+        )
+        self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
+        numerics.arithmetic.attach(self.state.model)
+        self.native_layers = use_kernels(self.config, self.state.model, numerics.choice)
+        numerics.arithmetic.begin()
+        return numerics
+
+    def write_config(self) -> None:
+        """Store the resolved config, which is enough to repeat the run, and the drawing if one is asked for."""
+        if not self.team.first:
+            return
+        (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
+        if self.config.log.draw_graph:
+            write_svg(describe(self.config.model.model, self._build_whole()), self.folder / GRAPH_FILE)
+
+    def resume(self) -> Path:
+        """Become what the newest good checkpoint holds, and return its path."""
+        path, snapshot = self.store.newest(self.console.say)
+        self.state.restore(snapshot)
+        self.best_accuracy = float(snapshot.state.get("best_accuracy", -1.0))
+        if snapshot.state.get("best") and self.team.first:
+            # A kill between the save and its mark leaves the best checkpoint unmarked.
+            self.store.mark_best(path)
+        self.earlier_seconds = float(snapshot.state.get("seconds", 0.0))
+        self.restored_step = self.state.step
+        self._compare_kernels(int(snapshot.state.get("native_layers", 0)))
+        return path
+
+    def _compare_kernels(self, before: int) -> None:
+        """Native layers and PyTorch's differ in the last bits, so a change of them is worth a line."""
+        if before != len(self.native_layers):
+            self.console.say(
+                f"native code computed {before} layers until here and computes {len(self.native_layers)} from now on: "
+                "the result will not be that of an unbroken run to the last bit"
+            )
+
+    def run(self) -> TrainReport:
+        """Train to the end (or until a signal), validate, and write down what came out."""
+        with self._open_files() as files:
+            self.writer = Writers([self.console, files])
+            return self._run()
+
+    def _open_files(self) -> Writers:
+        """The first process writes for all."""
+        return open_writers(self.config.log, self.folder, self.config.run.seed) if self.team.first else Writers([])
+
+    def _run(self) -> TrainReport:
+        actions = self.assemble()
+        self._announce()
+        with stop_on_signals() as request:
+            fit(self.state, self.windows(), actions.parts, actions.in_order(), self.total, request)
+        self.trained = self._gather_whole()
+        stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronise.stop_agreed else None)
+        if stopped_by is not None:
+            return self._report(actions, None, stopped_by)
+        test = self._test_counts(actions)
+        if self.config.run.checkpoints and self.team.first:
+            self._average()
+        return self._report(actions, test, None)
+
+    def windows(self) -> Iterator[Window]:
+        """What this process learns from, from its position on."""
+        share = Part(self.team.topology.replica, self.team.topology.replicas)
+        sizes = (self.config.optim.batch_size, self.config.global_batch_size)
+        return self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
+
+    def introduce(self) -> RunInfo:
+        """The run, for those who write it down."""
+        return RunInfo(
+            name=self.folder.name,
+            folder=self.folder,
+            config=self.config.values(),
+            facts={
+                "model": self.config.model.model,
+                "parameters": self.parameters,
+                "dataset": self.material.dataset.name,
+                "training_images": len(self.loader),
+                "test_images": len(self.material.dataset.test),
+                "device": str(self.material.device),
+                "threads": torch.get_num_threads(),
+                "global_batch_size": self.config.global_batch_size,
+                "numerics": str(self.numerics.choice),
+                "native_layers": len(self.native_layers),
+            },
+            restored_step=self.restored_step,
+            setup_seconds=time.perf_counter() - self.began,
+        )
+
+    def _announce(self) -> None:
+        self.writer.start(self.introduce())
+        self.writer.event("numerics", **self.numerics.facts())
+        if self.numerics.choice.execution != "plain":
+            self.console.say(f"numerics {self.numerics.choice}")
+        if missing := explain_kernels(self.config, self.numerics.choice, self.material.device):
+            self.console.say(f"layers without native code ({missing}): PyTorch's do the same work, and take longer")
+
+    def assemble(self) -> Actions:
+        """What a step is made of, and what happens between steps."""
+        config, per_epoch = self.config, len(self.loader)
+        tally = MetricTally(self.material.device, self.team) if config.log.metrics else NullTally()
+        synchronise = self.team.synchroniser(self.state.model, len(NormStatistics(self.state.model).flat))
+        schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, Span(self.total, per_epoch))
+        loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
+        executor = self._executor(loss, tally, synchronise)
+        clip = clip_nothing if config.optim.clip_norm is None else clip_to(config.optim.clip_norm, self.team)
+        clock = Clock(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
+        log = LogAction(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
+        validate = ValidateAction(
+            Rhythm(Fraction(config.run.validation_frequency) * per_epoch, self.total),
+            self.material.test_loader(),
+            config.optim.valid_batch_size or VALID_BATCH,
+            per_epoch,
+            self.writer,
+            clock,
+            self.team,
+            self.place.pipeline.infer if self.place.pipeline else None,
+            config.run.validation_views,
+        )
+        save = SaveAction(
+            self._rhythm_of_checkpoints(),
+            BackgroundSaver(self.store),
+            self._facts(),
+            validate.latest,
+            self.writer,
+            clock,
+            self.team,
+            self.best_accuracy,
+        )
+        ownership = self.place.holdings.ownership
+        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise, ownership)
+        every = config.parallel.epochs_per_sync
+        sync = SyncAction(Rhythm(Fraction(every) * per_epoch if every else None, self.total), self.team)
+        scale = ScaleAction(self.writer, self.state.scaler)
+        return Actions(parts, [Progress(self.console, self.total), scale, sync], log, validate, save, config)
+
+    def _executor(self, loss: CrossEntropy, tally: Tally, synchronise: Synchroniser) -> Executor:
+        config, pipeline = self.config, self.place.pipeline
+        shift = self.team.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
+        setting = Setting(config.run.seed, self.state.arithmetic, synchronise, shift)
+        if pipeline is None:
+            return WholeExecutor(self.state.model, loss, tally, setting)
+        return StageExecutor(self.state.model, loss, tally, setting, pipeline)
+
+    def _rhythm_of_logs(self) -> Rhythm:
+        log = self.config.log
+        if log.log_freq is not None:
+            return Rhythm(Fraction(log.log_freq * self.config.global_batch_size), self.total)
+        return Rhythm(Fraction(len(self.loader), log.logs_per_epoch), self.total)
+
+    def _rhythm_of_checkpoints(self) -> Rhythm:
+        run, per_epoch = self.config.run, len(self.loader)
+        if run.epochs_per_ckpt is not None:
+            return Rhythm(Fraction(run.epochs_per_ckpt * per_epoch), self.total)
+        return Rhythm(Fraction(per_epoch, run.ckpts_per_epoch) if run.ckpts_per_epoch else None, self.total)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "samples_per_epoch": len(self.loader),
+            "config": self.config.values(),
+            "config_name": self.config.name,
+            "classes": list(self.material.dataset.classes),
+            "transform": self.material.transform.to_json(),
+            "native_layers": len(self.native_layers),
+            "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def _test_counts(self, actions: Actions) -> Counts | None:
+        if self.config.run.validation_mode == "during":
+            return actions.validate.newest
+        if self.config.run.validation_mode == "after" and self.config.run.checkpoints and self.team.first:
+            records = validate_checkpoints(self.folder, self.store.paths(), self.material, self.writer)
+            newest = records[-1]
+            return Counts(newest.loss, newest.accuracy, newest.samples)
+        return None
+
+    def _average(self) -> None:
+        """Store and validate the averages that the config asks for."""
+        for average in average_at_end(self.folder, self.store.paths(), self.config, self.material):
+            if average.validation is not None and self.config.run.validation_mode != "none":
+                self.writer.valid(average.validation)
+
+    def _report(self, actions: Actions, test: Counts | None, stopped_by: signal.Signals | None) -> TrainReport:
+        throughput = actions.log.clock.throughput
+        self.writer.event("end", status="success" if stopped_by is None else "aborted")
+        report = TrainReport(
+            run_dir=self.folder,
+            test_accuracy=test.accuracy if test else None,
+            test_samples=test.samples if test else 0,
+            images_per_second=throughput.images_per_second or 0.0,
+            ms_per_step=throughput.ms_per_step or 0.0,
+            seconds=time.perf_counter() - self.began,
+            steps=self.state.step,
+            final_loss=actions.log.final_loss if self.config.log.metrics else None,
+            dataset=self.material.dataset.name,
+            stopped_by=stopped_by,
+        )
+        self._tell_of_data(throughput)
+        if self.config.log.logs and self.team.first:
+            write_summary(self.folder, self._figures(report, throughput))
+            if self.config.log.curves and self.config.log.metrics:
+                # Not before it is needed: matplotlib takes half a second to load.
+                from convolve.report.curves_png import draw_curves
+
+                draw_curves(self.folder)
+            if self.config.log.report and stopped_by is None:
+                write_training_report(self.folder, self.trained, self.material, evaluated=test is not None)
+            # Drawings refer to themselves: without this, a process that trains again and again holds many of them.
+            gc.collect()
+        return report
+
+    def _build_whole(self) -> Network:
+        """The network with all stages, and weights of its own."""
+        classes = len(self.material.dataset.classes)
+        return build_network(self.config, self.material.transform, classes, self.material.device)
+
+    def _gather_whole(self) -> Network:
+        """The trained network for the report; at the first process also where the others hold stages of it."""
+        if self.place.pipeline is None or not self.config.log.report:
+            return self.state.model
+        tensors = self.team.collect(self.state.model.state_dict())
+        if not self.team.first:
+            return self.state.model
+        whole = self._build_whole()
+        load_weights(whole, Snapshot({"model": tensors}, {}))
+        compute_like_training(self.config, whole, self.material.device)
+        return whole
+
+    def _tell_of_data(self, throughput: Throughput) -> None:
+        """Say whether the network had to wait for its input, and list the samples that were left out."""
+        share = throughput.counted.data_wait_share if throughput.counted else 0.0
+        if share > STARVING_SHARE and throughput.images_per_second:
+            possible = throughput.images_per_second / (1 - min(share, 0.99))
+            self.console.say(
+                f"{share:.0%} of the time was spent waiting for data: the network could take {possible:,.0f} images/s; "
+                "`convolve bench data` measures the input alone"
+            )
+        if self.loader.skipped:
+            lines = "".join(f"{line}\n" for line in self.loader.skipped)
+            (self.folder / BAD_SAMPLES_FILE).write_text(lines, encoding="utf-8")
+
+    def _figures(self, report: TrainReport, throughput: Throughput) -> dict[str, Any]:
+        config = self.config
+        return {
+            "network": config.model.model,
+            "dataset": report.dataset,
+            "batch_size": config.optim.batch_size,
+            "global_batch_size": config.global_batch_size,
+            "device_type": self.material.device.type,
+            "case_name": case_name(config.model.model, config.optim.batch_size, config.parallel.replicas, "acc"),
+            "images_per_second": report.images_per_second,
+            "ms_per_step": report.ms_per_step,
+            "first_excluded": throughput.first_excluded,
+            "data_wait_included": throughput.data_wait_included,
+            "data_wait_share": throughput.counted.data_wait_share if throughput.counted else None,
+            "test_accuracy": report.test_accuracy,
+            "test_samples": report.test_samples,
+            "final_loss": report.final_loss,
+            "steps": report.steps,
+            "precision": self.numerics.choice.policy.name,
+            "numerics": self.numerics.facts(),
+            "skipped_steps": self.state.scaler.skipped,
+            "end_to_end_seconds": report.seconds,
+        }
+
+
+def train(config: Config, console: Console) -> TrainReport:
+    """Train a config from the beginning in a folder of its own."""
+    registry.check(config.model)
+    check_splits(sketch_network(config), config)
+    with open_team(config.parallel) as team:
+        require_same_start(team, config)
+        console = console_of(team, console)
+        folder = Path(team.tell(str(claim_run_folder(config.run, config.name)) if team.first else ""))
+        with occupy(folder, team):
+            training = Training(config, folder, console, team)
+            training.write_config()
+            return training.run()
+
+
+def read_config(folder: Path) -> Config:
+    """The resolved config of a run."""
+    try:
+        return parse((folder / CONFIG_FILE).read_text(encoding="utf-8"), str(folder / CONFIG_FILE))
+    except OSError:
+        raise CheckpointError(
+            f"{folder}: not a run folder ({CONFIG_FILE} is not there); give the folder that `convolve train` named"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What may differ when a run goes on: its length, and how it is laid out over processes."""
+
+    epochs: float | None = None
+    iterations: int | None = None
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+
+    def apply(self, config: Config) -> Config:
+        """The config of the run from now on; the global batch stays what it was."""
+        changed = extend(config, self.epochs, self.iterations)
+        if not self.parallel:
+            return changed
+        splits = {"pipeline_splits": AUTO_SPLITS} if "shards" in self.parallel else {}
+        layout = build({**config.parallel.model_dump(), **splits, **self.parallel}).parallel
+        micro_batches, replicas = config.optim.gradient_accumulation_count * config.parallel.replicas, layout.replicas
+        if micro_batches % replicas:
+            raise ConfigError(
+                f"replicas={replicas}: a step of this run has {micro_batches} micro batches, which so many replicas "
+                f"cannot share evenly; choose a divisor of {micro_batches}"
+            )
+        accumulation = {"gradient_accumulation_count": micro_batches // replicas}
+        return build({**changed.values(), **layout.model_dump(), **accumulation}, name=config.name)
+
+
+def resume(folder: Path, console: Console, changes: Changes | None = None) -> TrainReport:
+    """Restore the newest good checkpoint and train on, with changes of length or layout."""
+    config = (changes or Changes()).apply(read_config(folder))
+    with open_team(config.parallel) as team:
+        require_same_start(team, config)
+        with occupy(folder, team):
+            return _go_on(Training(config, folder, console_of(team, console), team))
+
+
+def _go_on(training: Training) -> TrainReport:
+    path = training.resume()
+    training.console.say(f"restored {path.name}")
+    if training.team.first:
+        rewind(training.folder, training.state.step)
+    training.write_config()
+    return training.run()

@@ -1,0 +1,114 @@
+"""The pages on migrating tell the truth: options become what the tables say, commands run at reduced size.
+
+A table whose second heading is a verb of convolve is about options: the old ones stand in the first column, ours in the
+second, or "not offered" with the reason in the third.
+"""
+
+import re
+
+import pytest
+
+from convolve.cli.command import Parser, add_config_flags, read_config
+from convolve.cli.main import VERBS, dispatch
+from convolve.compat.options import PROGRAMS, translate, translate_program
+from convolve.errors import ConfigError
+from documents import ROOT, commands, fill_desk, run_command, tables
+from reduction import as_flags, reduce_size
+
+PAGES = sorted((ROOT / "docs" / "migrating").glob("*.md"))
+NAMED = {
+    line.split(":")[0]: line.split(":")[1].split()
+    for line in (ROOT / "tests" / "fixtures" / "original-options.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+}
+VERB = re.compile(r"`convolve (\w+)`")
+CODE = re.compile(r"`([^`]+)`")
+PARTS = {"bench": ["infer", "--help"]}
+
+
+def rows(page):
+    """Every (verb, old option with a value, our cell, reason cell) in the option tables of a page."""
+    for header, lines in tables(page):
+        match = VERB.fullmatch(header[1])
+        for old, ours, reason in lines if match else ():
+            for option in CODE.findall(old):
+                yield match[1], option, ours, reason
+
+
+def translated(verb, option):
+    """What typing an old option comes to; a value that the page does not give is 1."""
+    name, *values = option.split()
+    words = [name, *(values or ["1"])]
+    return translate_program(verb, words) if verb in PROGRAMS else translate(words)
+
+
+def flags_of(verb, capsys):
+    """Every flag that the help of a verb shows."""
+    with pytest.raises(SystemExit):
+        dispatch([verb, *PARTS.get(verb, ["--help"])])
+    return set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", capsys.readouterr().out))
+
+
+CASES = [(page.stem, *row) for page in PAGES for row in rows(page)]
+NAMES = [f"{page}-{verb}-{option.split()[0].lstrip('-')}" for page, verb, option, _, _ in CASES]
+
+
+@pytest.mark.parametrize(("page", "verb", "option", "ours", "reason"), CASES, ids=NAMES)
+def test_an_option_of_a_table_becomes_what_its_row_says(page, verb, option, ours, reason):
+    if ours == "not offered":
+        with pytest.raises(ConfigError) as refusal:
+            translated(verb, option)
+        assert str(refusal.value).partition(": ")[2].replace("`", "") == reason.replace("`", "")
+    elif option.split()[0] != "-h":
+        found = {word for word in translated(verb, option) if re.match(r"--?[A-Za-z]", word)}
+        assert found <= set(CODE.findall(ours))
+        assert found or not any(word.startswith("-") for word in CODE.findall(ours))
+
+
+@pytest.mark.parametrize("verb", sorted({verb for _, verb, *_ in CASES} & set(VERBS)))
+def test_every_flag_that_a_table_offers_exists(verb, capsys):
+    offered = {word for _, own, _, ours, _ in CASES if own == verb for word in CODE.findall(ours) if word[0] == "-"}
+    assert offered <= flags_of(verb, capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_every_option_of_its_original(page):
+    covered = {option.split()[0].lstrip("-").replace("_", "-") for _, option, _, _ in rows(page)}
+    assert [name for name in NAMED[page.stem] if name.replace("_", "-") not in covered] == []
+
+
+def without_data_dir(words):
+    """The words without `--data-dir FOLDER`, under any of its names."""
+    old = ("--data-dir", "--imagenet-data-path")
+    return [word for word, before in zip(words, ["", *words], strict=False) if word not in old and before not in old]
+
+
+def reduced(words):
+    """A command of a page at the size of a test; its own options are resolved first, as they are written."""
+    verb, *rest = words[1:]
+    if verb == "launch":
+        return ["convolve", verb, "--dry-run", *rest]
+    if verb not in ("train", "bench"):
+        return ["convolve", verb, *without_data_dir(rest)]
+    part, rest = (rest[:1], rest[1:]) if verb == "bench" else ([], rest)
+    parser = Parser(prog=f"convolve {verb}")
+    add_config_flags(parser)
+    small = reduce_size(read_config(parser.parse(translate(rest))))
+    if part == ["infer"]:
+        small = {name: small[name] for name in ("dataset", "model", "model_size", "normalisation")}
+    quick = {
+        "data": ["--images", "64"],
+        "infer": ["--variants", "eager", "--batch-sizes", "4", "--seconds", "0.01"],
+        "train": ["--warmup", "1", "--run-steps", "1", "--repeats", "2"],
+    }
+    less = [*as_flags(small), *quick.get("".join(part), [])]
+    return ["convolve", verb, *part, *without_data_dir(translate(rest)), *less]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run_at_reduced_size(page, tmp_path, monkeypatch):
+    fill_desk(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for words in commands(page):
+        run_command(reduced(words), page.stem)

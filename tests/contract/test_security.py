@@ -1,0 +1,180 @@
+"""What the code may never do, found by walking all of it: run a stranger's bytes, or unpack them to where they say."""
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from convolve.checkpoint import convert
+from convolve.config import loading
+from convolve.data.catalog import KNOWN
+from convolve.kernels import build
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(file for folder in ("src", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))
+
+PICKLING_MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "torch.package",
+}
+# Each runs text or bytes as a program, hands words to a shell, unpickles on the way, or unpacks where members want to.
+NEVER_CALLED = {
+    *("eval", "exec", "compile", "__import__", "execfile"),
+    *("os.system", "os.popen", "tempfile.mktemp"),
+    *("yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "yaml.unsafe_load_all", "yaml.full_load_all"),
+    *("torch.jit.load", "torch.hub.load", "numpy.fromregex", "shutil.unpack_archive"),
+}
+NEVER_CALLED_METHODS = {"extractall", "extract", "broadcast_object_list", "all_gather_object", "gather_object"}
+NEVER_CALLED_METHODS |= {"scatter_object_list", "send_object_list", "recv_object_list"}
+# What may be called in one place only, where it is made safe: `convolve convert`, and exports just written.
+ONE_PLACE = {
+    "torch.load": "src/convolve/checkpoint/unpickling.py",
+    "yaml.load": "src/convolve/config/yaml_file.py",
+    "torch.export.load": "src/convolve/serving/exported.py",
+    "aoti_load_package": "src/convolve/serving/exported.py",
+}
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of a call, with numpy by its whole name; a method of something computed is `?.name`."""
+    if isinstance(node, ast.Name):
+        return "numpy" if node.id == "np" else node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return "?"
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield dotted(node.func), node
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    found = [item.value for item in call.keywords if item.arg == name]
+    return found[0].value if found and isinstance(found[0], ast.Constant) else None
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def find_faults(tree: ast.AST, place: str) -> list[str]:
+    """What a file does that none may do, as one line each."""
+    faults = [f"imports {name}" for name in imported(tree) if name in PICKLING_MODULES]
+    for name, call in calls(tree):
+        if name in NEVER_CALLED or name.rpartition(".")[2] in NEVER_CALLED_METHODS:
+            faults.append(f"line {call.lineno}: calls {name}")
+        if name in ONE_PLACE and place != ONE_PLACE[name]:
+            faults.append(f"line {call.lineno}: calls {name}, which only {ONE_PLACE[name]} may")
+        if name == "torch.load" and keyword(call, "weights_only") is not True:
+            faults.append(f"line {call.lineno}: torch.load without weights_only=True")
+        if any(item.arg == "allow_pickle" for item in call.keywords) and keyword(call, "allow_pickle") is not False:
+            faults.append(f"line {call.lineno}: {name} with allow_pickle, which is off unless asked for")
+        if any(item.arg == "shell" for item in call.keywords):
+            faults.append(f"line {call.lineno}: {name} with shell")
+    return faults
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_file_runs_what_it_reads(file: Path) -> None:
+    place = file.relative_to(ROOT).as_posix()
+    assert find_faults(ast.parse(file.read_text(encoding="utf-8")), place) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "from torch import package",
+        "eval('1')",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=wanted)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.load(text, yaml.SafeLoader)",
+        "yaml.unsafe_load(text)",
+        "subprocess.run('ls', shell=True)",
+        "os.system('ls')",
+        "archive.extractall(folder)",
+        "dist.broadcast_object_list(items)",
+        "tempfile.mktemp()",
+    ],
+)
+def test_the_walk_finds_what_it_looks_for(text: str) -> None:
+    assert find_faults(ast.parse(text), "src/convolve/somewhere.py")
+
+
+def test_exports_are_opened_only_by_those_who_have_just_written_them() -> None:
+    """A pt2 file is a program; a stranger's must not be taken for data."""
+    openers = {
+        file.stem
+        for file in FILES
+        if file.name != "exported.py"
+        and any(name.endswith("open_export") for name, _ in calls(ast.parse(file.read_text())))
+    }
+    assert openers <= {"export", "bench_infer"}
+
+
+def test_yaml_is_read_by_a_safe_loader_only() -> None:
+    assert issubclass(loading._StrictLoader, yaml.SafeLoader)
+    assert not issubclass(loading._StrictLoader, yaml.FullLoader)
+
+
+def test_every_file_that_can_be_downloaded_has_a_published_checksum() -> None:
+    for entry in KNOWN.values():
+        published = [*entry.files, *([entry.archive] if entry.archive else [])]
+        assert all(len(file.sha256) == 64 and file.size > 0 for file in published)
+        assert entry.wheel is None or len(entry.wheel.sha256) == 64
+
+
+MADE: list[tuple[str, int]] | None = None
+
+
+def note_folders(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook; hooks cannot be removed, so it writes only while somebody listens."""
+    if event == "os.mkdir" and MADE is not None:
+        MADE.append((str(arguments[0]), int(str(arguments[1]))))
+
+
+def test_temporary_folders_belong_to_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under the most generous umask."""
+    global MADE
+    torch.save({"weight": torch.ones(2)}, tmp_path / "model.pth")
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path / "cache"))
+    sys.addaudithook(note_folders)
+    MADE, before = [], os.umask(0)
+    try:
+        convert.convert(tmp_path / "model.pth", tmp_path / "model.safetensors")
+        build._make_private(tmp_path / "cache" / "native")
+    finally:
+        made, MADE = MADE, None
+        os.umask(before)
+    private = {Path(path).name: mode for path, mode in made if Path(path).name.startswith((".convert-", "native"))}
+    assert len(private) == 2 and set(private.values()) == {0o700}
+
+
+def test_native_code_is_not_loaded_from_a_folder_that_others_can_write_to(tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(build._NotMadeError, match="others may write there"):
+        build._make_private(folder)

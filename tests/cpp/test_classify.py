@@ -1,0 +1,127 @@
+"""The C++ program sees the pixels that Python sees, and gives the same answers."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from convolve.config.loading import resolve
+from convolve.data.image_io import read_picture
+from convolve.data.lookup import load_digits
+from convolve.export import export
+from convolve.export.formats import open_export
+from convolve.inference import classifier
+from convolve.inference.preprocess import fit_picture
+from convolve.loggers.base import SilentConsole
+from convolve.runs import session
+
+SOURCE = Path(__file__).parents[2] / "cpp"
+MISSING = [tool for tool in ("cmake", "c++") if shutil.which(tool) is None]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    build = tmp_path_factory.mktemp("cpp")
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    found = subprocess.run(["cmake", "-S", SOURCE, "-B", build, prefix], capture_output=True, text=True, check=False)
+    if found.returncode and ("PNG" in found.stderr or "JPEG" in found.stderr):
+        pytest.skip("the headers of libpng or libjpeg are not installed")
+    assert found.returncode == 0, found.stderr
+    made = subprocess.run(["cmake", "--build", build], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "warning" not in made.stderr
+    return build / "classify"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    given = {"epochs": 4, "threads": 1, "run_dir": folder, "curves": False}
+    session.train(resolve("lenet-digits", None, given).config, SilentConsole())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def package(trained):
+    return export.export(trained, "aoti", SilentConsole()).path
+
+
+def classify(program, *words):
+    return subprocess.run([program, *map(str, words)], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_two_hundred_digits_get_the_same_class(program, package, trained, tmp_path):
+    test = load_digits().test
+    files = []
+    for index in range(200):
+        files.append(tmp_path / f"{index:03d}.png")
+        Image.fromarray(test.images[index, :, :, 0]).save(files[-1])
+    done = classify(program, package, *files)
+    assert done.returncode == 0, done.stderr
+    theirs = [line.split("\t") for line in done.stdout.splitlines()]
+    ours = classifier.predict(trained, files, SilentConsole()).predictions
+    assert [(one.file, one.label) for one in ours] == [(path, label) for path, label, _ in theirs]
+    assert max(abs(one.probability - float(share)) for one, (_, _, share) in zip(ours, theirs, strict=True)) < 1e-4
+
+
+def make_pictures(folder):
+    """Digits as people send them: dark on light, coloured, transparent, with a palette, as JPEG, in any size."""
+    test, random = load_digits().test, np.random.default_rng(0)
+    files = []
+    for index in range(36):
+        grey = test.images[index, :, :, 0]
+        colour = np.stack([grey, grey // 2, grey // 3], axis=-1)
+        clear = np.concatenate([random.integers(0, 256, (*grey.shape, 3), dtype=np.uint8), grey[..., None]], axis=-1)
+        pictures = {
+            "same.png": Image.fromarray(grey),
+            "dark.png": Image.fromarray(255 - grey).resize((100 + index, 90)),
+            "colour.png": Image.fromarray(colour).resize((64, 80)),
+            "clear.png": Image.fromarray(clear).resize((57, 57)),
+            "palette.png": Image.fromarray(255 - grey).resize((80, 70)).convert("P"),
+            "photo.jpg": Image.fromarray(255 - colour).resize((120, 120)),
+        }
+        name = list(pictures)[index % len(pictures)]
+        files.append(folder / f"{index:02d}-{name}")
+        pictures[name].save(files[-1])
+    return files
+
+
+def test_the_input_is_the_same_byte_for_byte(program, package, tmp_path):
+    _, card = open_export("aoti", package)
+    files = make_pictures(tmp_path)
+    done = classify(program, "--pixels", package, *files)
+    assert done.returncode == 0, done.stderr
+    theirs = dict(line.split("\t") for line in done.stdout.splitlines())
+    for path in files:
+        assert theirs[str(path)] == fit_picture(read_picture(path, channels=1), card).tobytes().hex(), path.name
+
+
+def test_a_narrow_picture_differs_by_a_few_levels_at_most(program, package, tmp_path):
+    """Pillow chooses the order of its two passes by its version and the shape; each pass rounds."""
+    _, card = open_export("aoti", package)
+    path = tmp_path / "narrow.png"
+    Image.fromarray(255 - load_digits().test.images[3, :, :, 0]).resize((33, 140)).save(path)
+    done = classify(program, "--pixels", package, path)
+    theirs = np.frombuffer(bytes.fromhex(done.stdout.split("\t")[1]), np.uint8).astype(int)
+    ours = fit_picture(read_picture(path, channels=1), card).reshape(-1).astype(int)
+    assert np.abs(ours - theirs).max() <= 8
+
+
+def test_a_broken_picture_is_named_and_the_others_go_on(program, package, tmp_path):
+    good, bad = make_pictures(tmp_path)[0], tmp_path / "bad.png"
+    bad.write_bytes(good.read_bytes()[:50])
+    done = classify(program, package, bad, tmp_path / "absent.png", good)
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 1
+    assert "bad.png" in done.stderr and "absent.png" in done.stderr
+    assert classify(program).returncode == 2

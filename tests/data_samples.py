@@ -1,0 +1,137 @@
+"""Small data sets and a mirror that can misbehave, for the tests of this room."""
+
+import gzip
+import hashlib
+import struct
+import threading
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import numpy as np
+
+from convolve.data.catalog import MNIST, Entry, IdxFile
+from convolve.data.readers.mnist import pack_idx
+
+
+@dataclass
+class Server:
+    """A mirror on this machine that can misbehave."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    mode: str = "normal"
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def gets(self, name: str) -> list[str | None]:
+        return [held for method, path, held in self.requests if method == "GET" and path == f"/{name}"]
+
+
+class MirrorHandler(BaseHTTPRequestHandler):
+    mirror: Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer("HEAD")
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def _answer(self, method: str) -> None:
+        wanted = self.headers.get("Range")
+        self.mirror.requests.append((method, self.path, wanted))
+        body = self.mirror.files.get(self.path[1:])
+        if body is None or (self.mirror.mode == "gone" and method == "GET"):
+            self.send_error(404)
+            return
+        start = int(wanted[6:-1]) if wanted and self.mirror.mode != "no range" else 0
+        if start and start >= len(body):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        if method == "GET":
+            self._send(body[start:])
+
+    def _send(self, body: bytes) -> None:
+        half = len(body) // 2
+        self.wfile.write(body[:half])
+        self.wfile.flush()
+        if self.mirror.mode in ("stall", "slow"):
+            self.mirror.let_go.wait(5 if self.mirror.mode == "stall" else 0.4)
+        if self.mirror.mode not in ("stall", "cut"):
+            self.wfile.write(body[half:])
+
+
+def make_handler(server: Server) -> type[MirrorHandler]:
+    return type("BoundHandler", (MirrorHandler,), {"mirror": server})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A small data set in the form of MNIST."""
+
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+    def write_idx(self, folder: Path, *, ending: str = "") -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, values in zip(MNIST.files, self.arrays, strict=True):
+            contents = pack_idx(values)
+            (folder / f"{file.name}{ending}").write_bytes(gzip.compress(contents) if ending == ".gz" else contents)
+        return folder
+
+    def entry(self, mirror: str) -> Entry:
+        """A catalogue entry for these contents, to be had from `mirror` only."""
+        contents = [pack_idx(values) for values in self.arrays]
+        files = tuple(
+            IdxFile(file.name, len(content), hashlib.sha256(content).hexdigest())
+            for file, content in zip(MNIST.files, contents, strict=True)
+        )
+        return replace(MNIST, files=files, mirrors=(mirror,), wheel=None)
+
+    def fill(self, server: Server) -> Entry:
+        entry = self.entry(server.url)
+        for file, values in zip(entry.files, self.arrays, strict=True):
+            server.files[f"{file.name}.gz"] = gzip.compress(pack_idx(values))
+        return entry
+
+
+def slow_crc(data: bytes) -> int:
+    """CRC-32C bit by bit, as the definition has it."""
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """One TFRecord."""
+
+    def masked(data: bytes) -> bytes:
+        crc = slow_crc(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    length = struct.pack("<Q", len(payload))
+    return length + masked(length) + payload + masked(payload)
+
+
+def field_bytes(number: int, body: bytes) -> bytes:
+    """One length-delimited protobuf field of less than 16384 bytes."""
+    size = bytes([len(body)]) if len(body) < 128 else bytes([len(body) & 127 | 128, len(body) >> 7])
+    return bytes([number << 3 | 2]) + size + body
+
+
+def example(png: bytes, label: int, *, packed: bool = True) -> bytes:
+    """A tf.train.Example with an image and a label."""
+    numbers = field_bytes(1, bytes([label])) if packed else bytes([8, label])
+    image = field_bytes(1, b"image") + field_bytes(2, field_bytes(1, field_bytes(1, png)))
+    kind = field_bytes(1, b"label") + field_bytes(2, field_bytes(3, numbers))
+    return field_bytes(1, field_bytes(1, image) + field_bytes(1, kind))

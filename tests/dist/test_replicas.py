@@ -1,0 +1,90 @@
+"""Replicas share the work and change nothing: the same weights and statistics as one process that accumulates."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from convolve.cli.command import read_config
+from convolve.cli.train import read_options
+from convolve.runs import session
+from convolve.runs.session import Changes
+from digit_runs import digits_config, weights_hash
+from process_runs import Job, interrupt_command, restore_together, train_together
+
+pytestmark = pytest.mark.dist
+
+SHORT = {"epochs": None, "iterations": 8, "batch_size": 16, "optimiser": "momentum", "learning_rate": 0.01}
+SHORT |= {"report": False}
+SMALL = ["--config", "lenet-digits", "--iterations", "20", "--optimiser", "momentum", "--learning-rate", "0.01"]
+SMALL += ["--warmup-epochs", "0", "--threads", "1", "--no-curves"]
+
+
+def weights(folder):
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return load_file(newest / "model.safetensors")
+
+
+@pytest.mark.parametrize("model", ["lenet-bn", "cnn-wide"])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_equal_one_process_bit_for_bit(tmp_path, replicas, model):
+    """One micro batch each, so that sums have the same order; batch-norm statistics and dropout masks included."""
+    given = {**SHORT, "model": model}
+    train_together(digits_config(tmp_path / "alone", **given, gradient_accumulation_count=replicas))
+    together = train_together(digits_config(tmp_path / "together", **given, replicas=replicas))
+    one, many = weights(tmp_path / "alone"), weights(tmp_path / "together")
+    assert all(one[name].equal(many[name]) for name in one)
+    assert together.test_samples == 297
+
+
+def test_replicas_with_accumulation_agree_to_rounding(tmp_path):
+    """2 x 2 x 16 against 1 x 4 x 16 adds the same numbers in another order; a network without batch norm."""
+    given = {**SHORT, "model": "lenet5"}
+    train_together(digits_config(tmp_path / "alone", **given, gradient_accumulation_count=4))
+    train_together(digits_config(tmp_path / "together", **given, gradient_accumulation_count=2, replicas=2))
+    one, many = weights(tmp_path / "alone"), weights(tmp_path / "together")
+    assert max(float((one[name] - many[name]).abs().max()) for name in one) <= 1e-6
+
+
+def test_the_same_command_joins_under_torchrun(tmp_path):
+    """The weights are those of processes that found each other without it."""
+    words = [*SMALL, "--batch-size", "16", "--replicas", "2", "--json", "--run-dir"]
+    config = read_config(read_options([*words, str(tmp_path / "own")]))
+    own = Job(config.parallel, session.train, config).finish()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "convolve", "train", *words, str(tmp_path / "torchrun")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    assert report["test_accuracy"] == own.test_accuracy
+    assert weights_hash(tmp_path / "torchrun") == weights_hash(tmp_path / "own")
+
+
+def test_a_wrong_number_of_processes_is_named(quick_command):
+    done = quick_command("train", *SMALL, "--replicas", 2, env={"RANK": "0", "WORLD_SIZE": "3"})
+    assert done.returncode == 1
+    assert "3 processes were started, but replicas=2 x shards=1 need 2" in done.stderr
+
+
+def test_a_mistake_is_one_line_and_its_exit_code_with_replicas_too(quick_command, tmp_path):
+    done = quick_command("train", *SMALL, "--replicas", 2, "--hold-out", 1500, "--run-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert done.stderr.count("hold-out=1500") == 1
+
+
+def test_replicas_that_were_stopped_end_in_time_and_restore_to_the_same_bits(tmp_path):
+    """By a signal to the command; what becomes of a replica that is killed is told by the tests of launching."""
+    given = {"model": "lenet-bn", "epochs": 3, "replicas": 2, "batch_size": 32, "report": False}
+    train_together(digits_config(tmp_path / "whole", **given))
+    assert interrupt_command(digits_config(tmp_path / "broken", **given), signal.SIGTERM) < 30
+    restore_together(tmp_path / "broken", Changes())
+    assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")

@@ -1,0 +1,248 @@
+"""Stages, recomputation, spans and shared-out state change nothing: the weights are those of one plain process."""
+
+import signal
+
+import pytest
+from safetensors.torch import load_file
+
+from convolve.cli.restore import read_changes, read_options
+from convolve.errors import ConfigError
+from convolve.runs.session import Changes, read_config
+from digit_runs import digits_config, weights_hash
+from process_runs import interrupt_command, restore_together, train_together
+
+pytestmark = pytest.mark.dist
+
+# 412 images make 7 steps an epoch, so 9 reach the second one, past a window that ends with a short micro batch.
+SHORT = {"epochs": None, "iterations": 9, "batch_size": 16, "gradient_accumulation_count": 4, "report": False}
+SHORT |= {"optimiser": "momentum", "learning_rate": 0.01, "hold_out": 1088}
+SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
+MADE = {}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train in the layout asked for; the run folder and the report."""
+
+    def start(name="run", **given):
+        report = train_together(digits_config(tmp_path / name, **{**SHORT, **given}))
+        return tmp_path / name, report
+
+    return start
+
+
+@pytest.fixture
+def plain(tmp_path_factory):
+    """The folder of a training to compare with, in one process unless replicas are asked for; each is made once."""
+
+    def start(**given):
+        key = tuple(sorted(given.items()))
+        if key not in MADE:
+            MADE[key] = tmp_path_factory.mktemp("plain") / "run"
+            train_together(digits_config(MADE[key], **{**SHORT, **given}))
+        return MADE[key]
+
+    return start
+
+
+def tensors(folder, *parts):
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return {
+        f"{part}.{name}": value
+        for part in parts or ("model", "optimizer")
+        for name, value in load_file(newest / f"{part}.safetensors").items()
+    }
+
+
+def same_bits(one, other, *parts):
+    first, second = tensors(one, *parts), tensors(other, *parts)
+    assert first.keys() == second.keys()
+    return all(first[name].equal(second[name]) for name in first)
+
+
+def largest_difference(one, other, *parts):
+    first, second = tensors(one, *parts), tensors(other, *parts)
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "Grouped", "sequential"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_equal_one_process_bit_for_bit(plain, run, stages, schedule):
+    """Batch-norm statistics and optimiser state included, a short micro batch too; every test image is counted once."""
+    folder, report = run(model="lenet-bn", shards=stages, pipeline_splits=SPLITS[stages], pipeline_schedule=schedule)
+    assert same_bits(plain(model="lenet-bn"), folder)
+    assert report.test_samples == 297
+
+
+def test_a_stage_may_begin_with_a_layer_that_works_in_place(plain, run):
+    given = {"model": "resnet8-cifar", "iterations": 4}
+    folder, _ = run(**given, shards=2, pipeline_splits=["relu"])
+    assert same_bits(plain(**given), folder)
+
+
+def test_dropout_clipping_average_and_adam_are_the_same_under_stages(plain, run):
+    given = {"model": "cnn-wide", "clip_norm": 0.5, "ema_decay": 0.9, "optimiser": "adam"}
+    folder, _ = run(**given, shards=2)
+    assert largest_difference(plain(**given), folder, "model", "averages") <= 1e-6
+
+
+def test_sixteen_bit_arithmetic_is_the_same_under_stages(plain, run):
+    """Roundings are drawn by place and parameter, so a stage draws what the whole network would."""
+    given = {"model": "lenet-bn", "precision": "16.16"}
+    folder, _ = run(**given, shards=2, pipeline_splits=["bn1"])
+    assert same_bits(plain(**given), folder)
+
+
+def test_mixed_targets_reach_the_last_stage(plain, run):
+    given = {"model": "lenet-bn", "mixup_alpha": 0.2, "label_smoothing": 0.1}
+    folder, _ = run(**given, shards=2)
+    assert same_bits(plain(**given), folder)
+
+
+def test_two_replicas_of_two_stages_equal_two_replicas(plain, run):
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "momentum"}
+    folder, report = run(**given, shards=2, pipeline_splits=["bn1"])
+    assert same_bits(plain(**given), folder)
+    assert report.test_samples == 297
+
+
+@pytest.mark.parametrize("kept", [[], ["pool*"]])
+def test_recomputation_changes_no_bit(plain, run, kept):
+    """Dropout meets the same masks, and batch norm counts each sample once."""
+    for model in ("cnn-wide", "lenet-bn"):
+        folder, _ = run(model, model=model, enable_recomputation=True, recompute_checkpoints=kept)
+        assert same_bits(plain(model=model), folder)
+
+
+def test_recomputation_changes_no_bit_of_sixteen_bit_arithmetic(plain, run):
+    given = {"model": "lenet-bn", "precision": "16.16"}
+    folder, _ = run(**given, enable_recomputation=True)
+    assert same_bits(plain(**given), folder)
+
+
+def test_stages_recompute_too(plain, run):
+    folder, _ = run(model="lenet-bn", enable_recomputation=True, recompute_checkpoints=["bn1"], shards=2)
+    assert same_bits(plain(model="lenet-bn"), folder)
+
+
+@pytest.mark.parametrize("optimiser", ["momentum", "adam", "muon"])
+def test_shared_out_state_equals_plain_state(plain, run, optimiser):
+    """Each replica keeps half of the optimiser's state; the checkpoint has it all."""
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": optimiser}
+    folder, _ = run(**given, rts=True)
+    assert same_bits(plain(**given), folder)
+
+
+def test_a_run_with_shared_out_state_restores_to_the_same_bits(plain, run):
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "adam"}
+    folder, _ = run(**given, rts=True, iterations=4)
+    restore_together(folder, Changes(iterations=9))
+    assert same_bits(plain(**given), folder)
+
+
+def test_a_span_of_two_replicas_equals_one_with_the_joined_batch(run):
+    """At a small rate: where two values tie in a max-pool, rounding decides, and larger steps make that visible."""
+    given = {"model": "lenet-bn", "generated_data": True, "iterations": 20, "gradient_accumulation_count": 2}
+    given |= {"learning_rate": 0.0002, "hold_out": 0}
+    joined, _ = run("joined", **given, batch_size=32)
+    folder, _ = run(**given, replicas=2, bn_span=2)
+    assert largest_difference(joined, folder, "model") <= 1e-6
+
+
+def test_spans_and_an_automatic_split_go_together(run):
+    """Blocks are measured by one process only, which must not wait for the others in a joined norm."""
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "iterations": 3, "bn_span": 2}
+    alone, _ = run("alone", **given)
+    folder, _ = run(**given, shards=2)
+    assert same_bits(alone, folder)
+
+
+def test_a_span_without_batch_norm_is_refused(run):
+    with pytest.raises(AssertionError, match="bn-span=2: the network has no batch norm"):
+        run(model="lenet5", replicas=2, gradient_accumulation_count=2, bn_span=2)
+
+
+def test_identical_seeding_changes_the_masks_of_the_second_replica(run):
+    given = {"model": "cnn-wide", "replicas": 2, "gradient_accumulation_count": 1, "iterations": 3}
+    usual, _ = run("usual", **given)
+    alike, _ = run("alike", **given, identical_replica_seeding=True)
+    assert not same_bits(usual, alike, "model")
+
+
+def test_a_checkpoint_of_four_stages_goes_on_in_two_and_in_one(plain, run):
+    moved, _ = run(model="lenet-bn", iterations=3, shards=4)
+    restore_together(moved, Changes(iterations=6, parallel={"shards": 2}))
+    restore_together(moved, Changes(iterations=9, parallel={"shards": 1}))
+    assert same_bits(plain(model="lenet-bn"), moved)
+
+
+def test_a_run_of_one_process_goes_on_in_stages_and_replicas(plain, run):
+    """A step keeps its 4 micro batches: 2 replicas take 2 each."""
+    moved, _ = run(model="lenet5", iterations=4)
+    restore_together(moved, Changes(iterations=9, parallel={"shards": 2, "replicas": 2}))
+    assert largest_difference(plain(model="lenet5"), moved, "model") <= 1e-6
+
+
+def test_replicas_that_cannot_share_a_step_are_refused_at_restore(plain):
+    with pytest.raises(ConfigError, match="replicas=3: a step of this run has 4 micro batches"):
+        restore_together(plain(model="lenet-bn"), Changes(parallel={"replicas": 3}))
+
+
+@pytest.fixture
+def first_rank(quick_command):
+    """The first of several ranks, which finds a wrong layout before it looks for the others."""
+
+    def run(shards, *words):
+        network = ["--config", "lenet-digits", "--model", "lenet-bn", "--shards", shards]
+        return quick_command("train", *network, *words, env={"RANK": "0", "WORLD_SIZE": str(shards)})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("shards", "split", "problem"),
+    [
+        (2, "conv3", "pipeline-splits=conv3: no stage can begin there"),
+        (3, "conv2", "names 1 blocks, but shards=3 needs 2"),
+    ],
+)
+def test_a_wrong_split_lists_the_blocks_with_their_costs(first_rank, shards, split, problem):
+    done = first_rank(shards, "--pipeline-splits", split)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.split()[:3] == ["conv2", "25,050", "1,600,000"]]
+
+
+def test_a_stage_with_nothing_to_train_is_refused(first_rank):
+    done = first_rank(2, "--pipeline-splits", "fc1", "--freeze-until", "fc1")
+    assert done.returncode == 2
+    assert "stage 1 of 2 (conv1 to flatten) has no parameter to train" in done.stderr
+
+
+INTERRUPTED = {"model": "lenet-bn", "epochs": 3, "shards": 2, "pipeline_splits": ["conv2"], "report": False}
+INTERRUPTED |= {"batch_size": 16, "gradient_accumulation_count": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The weights of stages that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train_together(digits_config(folder, **INTERRUPTED))
+    return weights_hash(folder)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_stages_that_were_stopped_or_killed_end_in_time_and_restore_to_the_same_bits(whole, tmp_path, how):
+    assert interrupt_command(digits_config(tmp_path / "broken", **INTERRUPTED), how) < 30
+    restore_together(tmp_path / "broken", Changes())
+    assert weights_hash(tmp_path / "broken") == whole
+
+
+def test_what_restore_is_told_of_the_layout_leaves_the_length_alone(plain):
+    """`launch -- restore RUN --shards 2` reads its words as `restore` does: what was not given does not change."""
+    folder = plain(model="lenet-bn")
+    before = read_config(folder)
+    after = read_changes(read_options([str(folder), "--shards", "2"])).apply(before)
+    assert (after.optim.iterations, after.optim.epochs) == (before.optim.iterations, before.optim.epochs)
+    assert after.parallel.shards == 2

@@ -1,0 +1,158 @@
+"""SIGKILL at any moment: what is left ends by itself; the restored run has the bits of an unbroken one."""
+
+import csv
+import os
+import random
+import signal
+import time
+from itertools import count
+
+import pytest
+
+import forked_commands
+from convolve.runs import session
+from convolve.runs.session import Changes
+from digit_runs import digits_config, weights_hash
+from process_runs import Job, restore_run
+
+LAYOUTS = {
+    "one process": {},
+    "2 replicas": {"replicas": 2},
+    "2 stages": {"shards": 2, "pipeline_splits": ["conv2"], "gradient_accumulation_count": 2},
+}
+NOTICED_WITHIN = 20
+
+
+def make_config(folder, layout):
+    """Frequent checkpoints, so that a kill often meets a save."""
+    given = {"model": "lenet-bn", "epochs": 2, "ckpts_per_epoch": 6, "keep_checkpoints": 3, "batch_size": 32}
+    return digits_config(folder, **given, **LAYOUTS[layout], validation_mode="none", report=False)
+
+
+def log_size(folder):
+    log = folder / "log.txt"
+    return log.stat().st_size if log.exists() else 0
+
+
+def logged_steps(folder):
+    with (folder / "training.csv").open() as table:
+        return [row["step"] for row in csv.DictReader(table)]
+
+
+def train_through_kills(folder, layout, most, moments):
+    """A run to its end, though its processes are killed on the way: where it ended, and exit codes of the killed."""
+    codes, place = [], folder
+    while True:
+        stored = list((place / "checkpoints").glob("step-*"))
+        if not stored:
+            place = folder / str(len(codes))
+        config, before = make_config(place, layout), log_size(place)
+        job = Job(config.parallel, *((restore_run, place, Changes()) if stored else (session.train, config)))
+        if len(codes) == most:
+            job.finish()
+            return place, codes
+        time.sleep(next(moments))
+        victim = random.choice(job.processes)
+        victim.kill()
+        # Who waits for a process that never came is ended by the launcher; all others notice by themselves.
+        assert job.wait(NOTICED_WITHIN) or log_size(place) == before, "the other process did not notice"
+        if all(process.exitcode == 0 for process in job.processes):
+            return place, codes
+        codes.append(victim.exitcode)
+
+
+def train_unbroken(folder, layout):
+    """The second of two runs that nobody disturbs, when all is warm, and the seconds that it took."""
+    for number in range(2):
+        began, config = time.monotonic(), make_config(folder / str(number), layout)
+        Job(config.parallel, session.train, config).finish()
+    return folder / "1", time.monotonic() - began
+
+
+def survive_kills(tmp_path, layout, wanted, counted):
+    unbroken, seconds = train_unbroken(tmp_path / "unbroken", layout)
+    moments = (random.uniform(0, seconds) for _ in count())
+    kills, rounds = 0, 0
+    while kills < wanted:
+        rounds += 1
+        folder, codes = train_through_kills(tmp_path / f"broken-{rounds}", layout, wanted - kills, moments)
+        assert weights_hash(folder) == weights_hash(unbroken)
+        assert logged_steps(folder) == logged_steps(unbroken)
+        for code in counted.each(f"SIGKILL, {layout}", codes):
+            assert code == -signal.SIGKILL
+        kills += len(codes)
+
+
+def test_a_few_kills_leave_the_same_weights(tmp_path, counted):
+    survive_kills(tmp_path, "one process", 10, counted)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("layout", ["2 replicas", "2 stages"])
+def test_two_kills_of_a_rank_leave_the_same_weights(tmp_path, layout, counted):
+    survive_kills(tmp_path, layout, 2, counted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_two_hundred_kills_leave_the_same_weights(tmp_path, counted):
+    survive_kills(tmp_path, "one process", 200, counted)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("layout", ["2 replicas", "2 stages"])
+def test_fifty_kills_of_a_rank_leave_the_same_weights(tmp_path, layout, counted):
+    survive_kills(tmp_path, layout, 50, counted)
+
+
+# The command itself
+
+OPTIONS = ["--config", "lenet-digits", "--epochs", "3", "--ckpts-per-epoch", "4", "--keep-checkpoints", "3"]
+OPTIONS += ["--logs-per-epoch", "4", "--threads", "1", "--validation-mode", "none", "--no-curves"]
+
+
+def run_to_the_end(*arguments):
+    done = forked_commands.run(arguments, ".", os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_after(command, seconds):
+    """Wait for training itself to begin, then a while, then SIGKILL; the exit code."""
+    with command.stdout:
+        for line in command.stdout:
+            if "run folder" in line:
+                break
+        time.sleep(seconds)
+        command.process.kill()
+        return command.wait()
+
+
+def command_through_kills(folder, most):
+    """A training by the command to its end, and the exit codes of those that were killed on the way."""
+    codes, place = [], folder
+    while True:
+        stored = list((place / "checkpoints").glob("step-*"))
+        if not stored:
+            place = folder / str(len(codes))
+        words = ("restore", place) if stored else ("train", *OPTIONS, "--run-dir", place)
+        if len(codes) == most:
+            run_to_the_end(*words)
+            return place, codes
+        code = kill_after(forked_commands.Running(*words), random.uniform(0, 1.2))
+        if code == 0:
+            return place, codes
+        codes.append(code)
+
+
+def test_kills_of_the_command_leave_the_same_weights(tmp_path, counted):
+    run_to_the_end("train", *OPTIONS, "--run-dir", tmp_path / "unbroken")
+    kills = rounds = 0
+    while kills < 3:
+        rounds += 1
+        folder, codes = command_through_kills(tmp_path / f"broken-{rounds}", 3 - kills)
+        assert weights_hash(folder) == weights_hash(tmp_path / "unbroken")
+        for code in counted.each("SIGKILL of the command", codes):
+            assert code == -signal.SIGKILL
+        kills += len(codes)

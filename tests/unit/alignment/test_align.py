@@ -1,0 +1,120 @@
+"""`convolve align`: the same training in several formats, and what is said about it."""
+
+import json
+
+import pytest
+import torch
+
+from convolve.alignment import align
+from convolve.alignment.align import Candidate, Plan, parse_policy
+from convolve.alignment.compare import compare, interval_95, judge
+from convolve.errors import ConfigError
+from convolve.loggers.base import SilentConsole
+from digit_runs import digits_config
+
+
+def test_policies_are_said_in_words():
+    assert parse_policy("16.16:bf16:nearest") == {
+        "precision": "16.16", "half_type": "bf16", "stochastic_rounding": False,
+    }  # fmt: skip
+    assert parse_policy("ipu-mk2") == {"device_model": "ipu-mk2"}
+    with pytest.raises(ConfigError, match="'16.8' is none; did you mean 16.32 or 16.16"):
+        parse_policy("16.8")
+    with pytest.raises(ConfigError, match="did you mean nearest"):
+        parse_policy("16.16:neares")
+
+
+def test_agreement_is_direction_difference_and_loss():
+    a = torch.tensor([3.0, 4.0])
+    same, half, none = compare(a, a), compare(a, a / 2), compare(a, torch.zeros(2))
+    assert (same.cosine, same.relative_error, same.lost_share) == pytest.approx((1, 0, 0))
+    assert (half.cosine, half.relative_error, half.lost_share) == pytest.approx((1, 0.5, 0.5))
+    assert (none.relative_error, none.lost_share) == (1, 1)
+    assert compare(a, torch.tensor([torch.nan, 1])).relative_error == float("inf")
+
+
+def test_an_interval_needs_two_values():
+    assert interval_95([0.9]) is None
+    assert interval_95([0.90, 0.92]) == pytest.approx(12.706 * 0.01, rel=1e-3)
+
+
+def make(name, accuracy, curve, **given):
+    return Candidate(name, name, accuracies=[accuracy], curve=[(1, 2.3), (9, curve)], **given)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (make("16.16", 0.9905, 0.1), "16.16 agrees with 32.32: 99.05% against 99.00%, +0.05 points over 1 seed."),
+        (make("16.16", 0.97, 0.2), "16.16 is worse than 32.32"),
+        (
+            make("16.16", 0.5, 2.0, update_energy=1.0, lost_energy=0.9),
+            "16.16 stalls: 90% of the weight updates are rounded away, and its loss falls by 14%",
+        ),
+        (make("16.16", 0.99, 0.1, skipped_steps=3), "(3 steps skipped)"),
+        (make("16.16", 0.99, 0.1, failure="overflow in layer fc; do less"), "16.16 fails (overflow in layer fc)"),
+    ],
+)
+def test_the_verdict_is_one_sentence(other, words):
+    verdict = judge([make("32.32", 0.99, 0.1), other], points=0.15)
+    assert words in verdict and verdict.count(".") >= 1 and "\n" not in verdict
+
+
+@pytest.fixture(scope="module")
+def stalled(tmp_path_factory):
+    """A small learning rate: updates of fp16 weights are less than half a step of the grid."""
+    folder = tmp_path_factory.mktemp("align")
+    config = digits_config(
+        folder / "unused", model="lenet-bn", optimiser="adam", learning_rate=1e-5, batch_size=50, threads=1,
+        normalisation="symmetric", report=False, logs_per_epoch=4, survey_freq=20, epochs=3,
+    )  # fmt: skip
+    plan = Plan(("32.32", "16.16", "16.16:nearest"), walk_steps=4)
+    return align.align(config, plan, folder / "out", SilentConsole())
+
+
+def test_without_stochastic_rounding_a_small_rate_stalls_and_align_says_so(stalled):
+    reference, stochastic, nearest = stalled.candidates
+    assert stochastic.lost_updates < 0.1 < 0.4 < nearest.lost_updates
+    falls = [one.curve[0][1] - one.curve[-1][1] for one in stalled.candidates]
+    assert falls[1] == pytest.approx(falls[0], rel=0.15)
+    assert falls[2] < 0.75 * falls[0]
+    assert "16.16:nearest stalls: " in stalled.verdict and "16.16 stalls" not in stalled.verdict
+
+
+def test_align_names_the_first_parting_and_every_layer(stalled):
+    nearest = stalled.candidates[2]
+    assert (nearest.parting.step, nearest.parting.kind) == (1, "update")
+    kinds = {(one.kind, one.layer) for one in nearest.layers}
+    assert {("activation", "conv1"), ("gradient", "conv2.weight"), ("update", "fc1.bias")} <= kinds
+    cosines = [one.agreement.cosine for one in stalled.candidates[1].layers if one.kind == "activation"]
+    assert min(cosines) > 0.99
+    assert nearest.survey["conv1/forward"]["underflow_share"] < 0.01
+
+
+def test_the_report_is_written_as_json_and_as_a_page_of_its_own(stalled):
+    content = json.loads((stalled.folder / "align.json").read_text())
+    assert content["verdict"] == stalled.verdict and len(content["candidates"]) == 3
+    page = stalled.page.read_text()
+    assert "<svg" in page and "conv1/backward" in page
+    assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page
+
+
+def test_finished_runs_can_be_compared(stalled, tmp_path):
+    runs = [candidate.runs[0] for candidate in stalled.candidates]
+    report = align.compare_runs(runs, Plan(), tmp_path / "out", SilentConsole())
+    assert [one.policy for one in report.candidates] == ["32.32", "16.16 fp16 stochastic", "16.16 fp16"]
+    assert {one.kind for one in report.candidates[1].layers} == {"weight"}
+    with pytest.raises(ConfigError, match="at least two runs"):
+        align.compare_runs(runs[:1], Plan(), tmp_path, SilentConsole())
+
+
+def test_native_kernels_are_compared_without_a_survey(tmp_path):
+    """Only emulated arithmetic can be looked at from inside; the first seed, which is surveyed, must train anyway."""
+    config = digits_config(
+        tmp_path / "unused", model="lenet5", batch_size=50, report=False, epochs=None, iterations=3, learning_rate=0.01
+    )
+    report = align.align(config, Plan(("32.32", "16.32:bf16:native"), walk_steps=1), tmp_path / "out", SilentConsole())
+    if "do not work on this CPU" in (report.candidates[1].failure or ""):
+        pytest.skip("bf16 kernels do not work on this CPU")
+    assert report.candidates[1].failure is None
+    assert len(report.candidates[1].accuracies) == 1

@@ -1,0 +1,192 @@
+"""`convolve bench train` measures the real training, counts what it says, and compares fairly."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from convolve.bench import train
+from convolve.bench.train import Contestant, Pace, measure_matmul, weigh
+from convolve.cli.main import dispatch
+from convolve.config.loading import resolve
+from convolve.distributed.collectives import Alone
+from convolve.engine.loop import plan_samples, samples_after
+from convolve.errors import ConfigError, ConvolveError
+from convolve.loggers.base import SilentConsole
+from convolve.models.summary import describe
+from convolve.runs import session
+
+KEYS = {"config", "model", "dataset", "device", "threads", "processes", "precision", "execution", "batch_size"}
+KEYS |= {"global_batch_size", "run_steps", "steps", "first_excluded", "images_per_second", "ms_per_step", "ms_p50"}
+KEYS |= {"ms_p99", "data_wait_share", "peak_rss_bytes", "multiply_adds", "flops", "matmul_flops", "flop_share", "runs"}
+KEYS |= {"operators"}
+QUICK = ["--threads", "1", "--warmup", "1", "--run-steps", "2", "--repeats", "3", "--json"]
+FEW = Pace(warmup=1, repeats=2, run_steps=2)
+
+
+def call(capsys, *words):
+    assert dispatch(["bench", "train", *map(str, words), *QUICK]) == 0
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def digits(**given):
+    return resolve("lenet-digits", None, {"threads": 1, "warmup_epochs": 0, **given}).config
+
+
+def contestant(tmp_path, **given):
+    return Contestant(digits(**given), tmp_path, SilentConsole(), Alone())
+
+
+def weights(network):
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_the_json_has_the_documented_keys_and_they_fit_together(capsys):
+    speed = call(capsys, "--config", "lenet-digits")
+    assert set(speed) == KEYS
+    assert speed["first_excluded"] is True and len(speed["runs"]) == 3 and speed["steps"] == 4
+    assert 0 < speed["ms_p50"] <= speed["ms_p99"]
+    assert speed["images_per_second"] == pytest.approx(1000 * speed["batch_size"] / speed["ms_per_step"])
+    assert min(speed["runs"][1:]) <= speed["images_per_second"] * (1 + 1e-9) <= max(speed["runs"][1:]) * (1 + 2e-9)
+    assert speed["flops"] == pytest.approx(6 * speed["multiply_adds"] * speed["images_per_second"])
+    assert speed["flop_share"] == pytest.approx(speed["flops"] / speed["matmul_flops"])
+    assert 0 <= speed["data_wait_share"] < 1 and speed["peak_rss_bytes"] > 50e6
+    assert speed["precision"] == "32.32" and speed["execution"] == "plain" and speed["operators"] == []
+
+
+def test_the_work_counted_is_that_of_the_network(tmp_path):
+    one = contestant(tmp_path)
+    assert one.multiply_adds == describe("lenet-bn", one.training.state.model).multiply_adds > 1e6
+
+
+def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
+    """After as many steps the weights are the same, bit for bit: nothing is left out of the step, and nothing added."""
+    one = contestant(tmp_path / "bench", iterations=7, run_dir=tmp_path / "unused")
+    for steps in (3, 1, 3):
+        one.go(steps)
+    report = session.train(digits(iterations=7, run_dir=tmp_path / "run", report=False, curves=False), SilentConsole())
+    assert one.training.state.step == report.steps == 7
+    from convolve.runs.load import choose_checkpoint, load_trained
+
+    trained = load_trained(choose_checkpoint(tmp_path / "run")).network
+    assert torch.equal(weights(one.training.state.model), weights(trained))
+
+
+def test_a_run_has_its_steps_also_across_the_end_of_an_epoch(tmp_path):
+    one = contestant(tmp_path, batch_size=400)  # 1,500 digits: three whole windows and a short one
+    found = [one.go(3) for _ in range(3)]
+    assert [len(run.seconds) for run in found] == [3, 3, 3]
+    assert [run.samples for run in found] == [1200, 300 + 800, 400 + 300 + 400]
+
+
+def test_steps_and_samples_translate_exactly():
+    config = digits(batch_size=400, iterations=9)
+    assert [samples_after(steps, config, 1500) for steps in (0, 3, 4, 5, 9)] == [0, 1200, 1500, 1900, 3400]
+    assert plan_samples(config, 1500) == 3400
+
+
+def test_without_a_number_of_steps_a_run_takes_about_a_second(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "RUN_SECONDS", 0.1)
+    one = contestant(tmp_path)
+    one.warm_up(Pace(warmup=3))
+    seconds = sum(one.go(one.run_steps).seconds)
+    assert 0.01 < seconds < 2
+
+
+def test_one_run_alone_counts_and_says_so():
+    speed = train.bench_train(digits(), SilentConsole(), Pace(warmup=0, repeats=1, run_steps=2))
+    assert speed.first_excluded is False and speed.steps == 2 and len(speed.runs) == 1
+
+
+def test_two_configs_take_turns_and_the_ratio_lies_in_its_spread(capsys):
+    found = call(capsys, "--config", "lenet-digits", "--compare-with", "batch-size=64", "model=lenet5")
+    assert (found["model"], found["batch_size"]) == ("lenet-bn", 32)
+    assert (found["other"]["model"], found["other"]["batch_size"]) == ("lenet5", 64)
+    assert found["ratio_least"] <= found["ratio"] <= found["ratio_most"]
+    pairs = [ours / other for ours, other in zip(found["runs"], found["other"]["runs"], strict=True)]
+    assert sorted(pairs[1:]) == pytest.approx([found["ratio_least"], found["ratio_most"]])
+
+
+def test_options_of_the_command_line_hold_for_both_configs(capsys):
+    both = ("--dataset", "digits", "--batch-size", "16")
+    found = call(capsys, "--config", "lenet-digits", *both, "--compare", "lenet5-mnist")
+    assert found["other"]["config"] == "lenet5-mnist" and found["other"]["batch_size"] == 16
+
+
+def test_the_first_pair_of_runs_does_not_count_in_a_ratio():
+    ours, other = (train.bench_train(digits(), SilentConsole(), FEW) for _ in range(2))
+    from dataclasses import replace
+
+    comparison = weigh(replace(ours, runs=(1.0, 30.0, 40.0, 90.0)), replace(other, runs=(99.0, 10.0, 10.0, 10.0)))
+    assert (comparison.ratio_least, comparison.ratio, comparison.ratio_most) == (3.0, 4.0, 9.0)
+
+
+def test_a_comparison_in_words_names_the_ratio(capsys):
+    words = ["--config", "lenet-digits", "--compare-with", "batch-size=16", *QUICK[:-1]]
+    assert dispatch(["bench", "train", *words]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert re.fullmatch(
+        r"the first is [\d.]+ times as fast as the second \([\d.]+ to [\d.]+ in runs side by side\)", last
+    )
+
+
+@pytest.mark.parametrize("kind", ["--generated-data", "--synthetic-data"])
+def test_made_up_data_do(capsys, kind):
+    speed = call(capsys, "--model", "resnet8-cifar", "--dataset", "digits", "--batch-size", "4", kind)
+    assert speed["model"] == "resnet8-cifar" and speed["images_per_second"] > 0
+
+
+def test_sixteen_bits_are_measured_as_they_are_trained(capsys):
+    speed = call(capsys, "--config", "lenet-digits", "--precision", "16.16", "--numerics", "emulated")
+    assert (speed["precision"], speed["execution"]) == ("16.16 fp16 stochastic", "emulated")
+
+
+def test_a_profile_is_a_chrome_trace_and_names_operators(capsys, tmp_path):
+    speed = call(capsys, "--config", "lenet-digits", "--kernels", "torch", "--profile", tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert any("convolution" in event.get("name", "") for event in trace["traceEvents"])
+    shares = [one["share"] for one in speed["operators"]]
+    assert shares == sorted(shares, reverse=True) and 0.5 < sum(shares) <= 1
+    assert any("conv" in one["name"] for one in speed["operators"])
+
+
+def test_a_profile_in_a_folder_that_is_not_there_is_refused_before_measuring(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "measure_matmul", lambda: pytest.fail("it measured"))
+    with pytest.raises(ConvolveError, match=r"there is no folder"):
+        train.bench_train(digits(), SilentConsole(), FEW, tmp_path / "absent" / "trace.json")
+
+
+def test_a_measurement_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train.bench_train(digits(), SilentConsole(), FEW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_matmul_rate_follows_the_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert measure_matmul() > 1e8
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--warmup", "-1"], "--warmup -1: must be 0 or more"),
+        (["--repeats", "0"], "--repeats 0: must be 1 or more"),
+        (["--run-steps", "0"], "--run-steps 0: must be 1 or more"),
+        (["--compare-with", "batch-size"], "--compare-with batch-size: write OPTION=VALUE"),
+        (["--compare-with", "batchsize=3"], "unknown option 'batchsize'"),
+        (["--compare", "lenet-digit"], "lenet-digits"),
+        (["--compare", "lenet-mnist", "--replicas", "2"], "leave out --replicas and --shards"),
+        (["--compare", "lenet-mnist", "--profile"], "--profile: looks at one config alone"),
+        (["--compare", "lenet-mnist", "--mlperf-logging"], "--mlperf-logging: is the log of one training"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(words, message):
+    with pytest.raises(ConfigError) as error:
+        dispatch(["bench", "train", "--config", "lenet-digits", *words])
+    assert message in str(error.value)

@@ -1,0 +1,70 @@
+"""The cut of a network into stages is the best one there is."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convolve.distributed.partition import balance
+from convolve.errors import ConfigError
+
+
+def costliest(costs, begins):
+    ends = [*begins[1:], len(costs)]
+    return max(sum(costs[begin:end]) for begin, end in zip(begins, ends, strict=True))
+
+
+def every_cut(blocks, stages):
+    return ([0, *rest] for rest in combinations(range(1, blocks), stages - 1))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
+def test_no_other_cut_has_a_cheaper_costliest_stage(costs, stages):
+    stages = min(stages, len(costs))
+    begins = balance(costs, stages)
+    assert begins[0] == 0 and begins == sorted(set(begins)) and len(begins) == stages
+    assert costliest(costs, begins) == min(costliest(costs, cut) for cut in every_cut(len(costs), stages))
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=7), st.integers(2, 4), st.integers(5, 20))
+def test_with_a_memory_the_best_of_the_cuts_that_fit_is_taken(costs, stages, memory):
+    """Memory runs against cost here: block i needs 10 - cost, so cheap blocks are large."""
+    stages = min(stages, len(costs))
+
+    def fits(stage, begin, end):
+        return sum(10 - cost for cost in costs[begin:end]) <= memory
+
+    fitting = [
+        cut
+        for cut in every_cut(len(costs), stages)
+        if all(fits(0, a, b) for a, b in zip(cut, [*cut[1:], len(costs)], strict=True))
+    ]
+    if not fitting:
+        with pytest.raises(ConfigError, match="no cut fits"):
+            balance(costs, stages, fits)
+        return
+    assert costliest(costs, balance(costs, stages, fits)) == min(costliest(costs, cut) for cut in fitting)
+
+
+def test_even_blocks_are_shared_out_evenly():
+    assert balance([1.0] * 8, 4) == [0, 2, 4, 6]
+
+
+def test_one_costly_block_stands_alone():
+    assert balance([1, 1, 10, 1, 1], 3) == [0, 2, 3]
+
+
+def test_as_many_stages_as_blocks_is_one_each():
+    assert balance([3, 0, 5], 3) == [0, 1, 2]
+
+
+def test_a_long_network_is_cut_in_a_blink():
+    costs = [(7 * index) % 13 + 1.0 for index in range(300)]
+    assert len(balance(costs, 16)) == 16
+
+
+@pytest.mark.parametrize("stages", [0, 4])
+def test_a_stage_without_a_block_is_refused(stages):
+    with pytest.raises(ConfigError, match=f"{stages} stages for 3 blocks"):
+        balance([1, 2, 3], stages)

@@ -1,0 +1,156 @@
+"""Gradients in buckets, and sums over the processes of one host through memory that they share."""
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from convolve.distributed.gradient_sync import GradientSum, fill_buckets
+from convolve.distributed.shared_memory import SharedSum
+from convolve.errors import ParallelError
+from forked_commands import FORKS
+
+NOTHING = torch.empty(0)
+
+
+def layer():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    return model.to(memory_format=torch.channels_last)
+
+
+def leave_gradients(model, scale=1.0):
+    model(torch.ones(2, 3, 3, 3).to(memory_format=torch.channels_last) * scale).sum().backward()
+
+
+def double(flat):
+    """The sum over two replicas that hold the same."""
+    flat.mul_(2)
+    return lambda: None
+
+
+def test_parts_of_a_bucket_lie_in_memory_as_their_parameters_do():
+    model = layer()
+    (bucket,) = fill_buckets(list(model.parameters()))
+    assert [part.stride() for part in bucket.parts] == [one.stride() for one in bucket.parameters]
+    for number, part in enumerate(bucket.parts):
+        part.fill_(number + 1)
+    assert bucket.flat[:-1].min() == 1 and bucket.flat[-1] == 0
+
+
+def test_a_gradient_becomes_the_sum_and_keeps_its_layout():
+    model = layer()
+    leave_gradients(model)
+    alone = [parameter.grad.clone() for parameter in model.parameters()]
+    GradientSum(fill_buckets(list(model.parameters()), size=64), double)(model, NOTHING)
+    for parameter, one in zip(model.parameters(), alone, strict=True):
+        assert parameter.grad.equal(2 * one) and parameter.grad.stride() == parameter.stride()
+
+
+def test_a_parameter_without_gradient_adds_zero_and_gets_the_sum_of_the_others():
+    model = layer()
+    leave_gradients(model)
+    model[0].weight.grad = None
+
+    def add_one(flat):
+        flat.add_(1)
+        return lambda: None
+
+    before = model[2].weight.grad.clone()
+    GradientSum(fill_buckets(list(model.parameters())), add_one)(model, NOTHING)
+    assert model[0].weight.grad.eq(1).all() and model[2].weight.grad.equal(before + 1)
+
+
+def test_sums_of_one_step_leave_no_trace_in_the_next():
+    model = layer()
+    synchronise = GradientSum(fill_buckets(list(model.parameters())), double)
+    found = []
+    for _ in range(2):
+        synchronise.arm()
+        leave_gradients(model)
+        synchronise(model, NOTHING)
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.zero_grad(set_to_none=True)
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
+def test_a_wish_to_stop_travels_with_the_gradients():
+    model = layer()
+    synchronise = GradientSum(fill_buckets(list(model.parameters())), double)
+    for wanted in (False, True):
+        leave_gradients(model)
+        synchronise.ask_to_stop(wanted)
+        synchronise(model, NOTHING)
+        assert synchronise.stop_agreed is wanted
+
+
+@pytest.mark.parametrize("size", [64, 10 << 20])
+def test_other_sums_go_with_the_last_bucket_and_leave_gradients_alone(size):
+    model = layer()
+    synchronise = GradientSum(fill_buckets(list(model.parameters()), extra=3, size=size), double)
+    for missing in (False, True):
+        leave_gradients(model)
+        if missing:
+            model[0].bias.grad = None
+        expected = 2 * model[0].weight.grad
+        assert synchronise(model, torch.tensor([1.0, 2.0, 3.0])).tolist() == [2.0, 4.0, 6.0]
+        assert model[0].weight.grad.equal(expected) and not synchronise.stop_agreed
+        model.zero_grad(set_to_none=True)
+
+
+def test_all_processes_get_the_same_sum_in_the_order_of_ranks(tmp_path):
+    world, turns = 3, 50
+    SharedSum.create(tmp_path / "sum", world, 5)
+    sums = [SharedSum(tmp_path / "sum", rank, world, 5) for rank in range(world)]
+    random = torch.Generator().manual_seed(0)
+    parts = torch.randn(turns, world, 5, generator=random)
+    found = torch.zeros(world, turns, 5)
+
+    def run(rank):
+        for turn in range(turns):
+            flat = parts[turn, rank].clone()
+            sums[rank](flat)()
+            found[rank, turn] = flat
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = parts[:, 0] + parts[:, 1] + parts[:, 2]
+    assert all(found[rank].equal(expected) for rank in range(world))
+
+
+def test_many_buckets_under_way_do_not_overwrite_each_other(tmp_path):
+    """Finished only at the end, as gradients are; one process is much slower than the other."""
+    SharedSum.create(tmp_path / "sum", 2, 4)
+    sums = [SharedSum(tmp_path / "sum", rank, 2, 4) for rank in range(2)]
+    flats = [[torch.full((4,), 10.0**number * (rank + 1)) for number in range(6)] for rank in range(2)]
+
+    def run(rank):
+        finishes = []
+        for flat in flats[rank]:
+            time.sleep(0.01 * rank)
+            finishes.append(sums[rank](flat))
+        for finish in finishes:
+            finish()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        assert [flat[0].item() for flat in flats[rank]] == [3 * 10.0**number for number in range(6)]
+
+
+def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):
+    SharedSum.create(tmp_path / "sum", 2, 4)
+    other = FORKS.Process(target=SharedSum, args=(tmp_path / "sum", 1, 2, 4))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
+    alone = SharedSum(tmp_path / "sum", 0, 2, 4)
+    with pytest.raises(ParallelError, match="rank 1 is gone"):
+        alone(torch.zeros(4))()

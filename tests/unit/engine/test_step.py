@@ -1,0 +1,154 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from convolve.config import ModelConfig, OptimConfig
+from convolve.data.dataset import Split
+from convolve.data.loader.loader import MemoryLoader
+from convolve.data.transforms.normalize import Transform, fit_transform
+from convolve.distributed.collectives import Alone
+from convolve.engine.evaluate import evaluate
+from convolve.engine.forward_backward import Setting, WholeExecutor
+from convolve.engine.loss import CrossEntropy
+from convolve.engine.metrics import MetricTally, NullTally
+from convolve.engine.state import TrainState, load_weights
+from convolve.engine.step import StepParts, clip_nothing, clip_to, train_step
+from convolve.errors import CheckpointError
+from convolve.models import registry
+from convolve.optim.optimizers import build_optimiser
+
+CPU = torch.device("cpu")
+
+
+def make_split(count=37, seed=0):
+    draw = np.random.default_rng(seed)
+    return Split(draw.integers(0, 256, (count, 28, 28, 1), np.uint8), draw.integers(0, 10, count))
+
+
+def make_state(model="lenet5", **options):
+    network = registry.build(model, classes=10, input_shape=(1, 28, 28), seed=1, options=ModelConfig(**options))
+    return TrainState(network, build_optimiser(network, OptimConfig(optimiser="sgd")))
+
+
+def make_loader(split):
+    return MemoryLoader(split, Transform(28, 28, (0.5,), (0.5,)), CPU)
+
+
+def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
+    state, loader = make_state(), make_loader(make_split())
+    window = next(loader.windows(0, 0, (8, 30)))
+    assert [len(batch.labels) for batch in window.batches] == [8, 8, 8, 6]
+    seen = {}
+
+    def look(model):
+        seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
+    train_step(state, window, StepParts(lambda samples: 0.0, executor, look))
+    images = torch.cat([batch.images for batch in window.batches])
+    labels = torch.cat([batch.labels for batch in window.batches])
+    torch.nn.functional.cross_entropy(state.model(images), labels).backward()
+    for name, parameter in state.model.named_parameters():
+        assert torch.allclose(seen[name], parameter.grad, atol=1e-6), name
+
+
+def test_a_step_moves_the_position_by_the_window():
+    state, loader = make_state(), make_loader(make_split())
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
+    for window, expected in zip(loader.windows(0, 0, (16, 16)), (16, 32, 37, 53), strict=False):
+        train_step(state, window, StepParts(lambda samples: 0.1, executor, clip_nothing))
+        assert state.samples == expected
+    assert state.step == 4
+
+
+def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
+    loader = make_loader(Split(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
+    windows = loader.windows(5, 0, (16, 16))
+    epochs = [torch.cat([batch.labels for w in range(3) for batch in next(windows).batches]).tolist() for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(37))
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("position", [0, 16, 32, 37, 53, 100])
+def test_a_position_is_enough_to_go_on(position):
+    loader = make_loader(Split(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
+
+    def labels(windows, count):
+        return [next(windows).batches[0].labels.tolist() for _ in range(count)]
+
+    whole, seen = loader.windows(5, 0, (16, 16)), 0
+    while seen < position:
+        seen += next(whole).samples
+    if seen == position:
+        assert labels(whole, 5) == labels(loader.windows(5, position, (16, 16)), 5)
+
+
+def test_clipping_bounds_the_norm_of_the_gradient():
+    state, loader = make_state(), make_loader(make_split())
+    norms = []
+
+    def measure(model):
+        clip_to(0.01, Alone())(model)
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
+
+    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
+    train_step(state, next(loader.windows(0, 0, (16, 16))), StepParts(lambda samples: 0.1, executor, measure))
+    assert norms == pytest.approx([0.01], rel=1e-3)
+
+
+def test_label_smoothing_spreads_evenly_over_all_classes():
+    logits, labels = torch.randn(5, 10), torch.arange(5)
+    target = torch.nn.functional.one_hot(labels, 10) * 0.9 + 0.1 / 10
+    expected = -(target * logits.log_softmax(1)).sum()
+    assert torch.allclose(CrossEntropy(0.1)(logits, labels), expected)
+
+
+@pytest.mark.parametrize("size", [1, 4, 36, 37, 100])
+def test_evaluation_counts_every_sample_once_for_any_batch_size(size):
+    state, loader = make_state("lenet-bn"), make_loader(make_split())
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    counts = evaluate(state.model.train(), loader, size)
+    whole = evaluate(state.model, loader, 37)
+    assert counts.samples == 37
+    assert (counts.accuracy, counts.loss) == pytest.approx((whole.accuracy, whole.loss))
+    assert state.model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items())
+
+
+def test_a_tally_starts_anew_after_reading():
+    tally = MetricTally(CPU)
+    tally.add(torch.tensor(6.0), torch.eye(3), torch.tensor([0, 1, 0]))
+    assert tally.read().accuracy == pytest.approx(2 / 3)
+    assert tally.read().samples == 0
+    tally.add(torch.tensor(3.0), torch.eye(3), torch.tensor([0, 1, 2]))
+    counts = tally.read()
+    assert (counts.loss, counts.accuracy, counts.samples) == (1.0, 1.0, 3)
+
+
+def test_weights_of_another_network_are_refused():
+    snapshot = make_state("lenet-bn").snapshot({})
+    with pytest.raises(CheckpointError, match="do not fit the model"):
+        load_weights(make_state("lenet5").model, snapshot)
+
+
+def test_standard_normalisation_gives_mean_zero_and_deviation_one():
+    split = make_split(200)
+    images = fit_transform(split, "standard")(torch.from_numpy(split.images))
+    assert float(images.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(images.std(unbiased=False)) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("unit", 0.0, 1.0), ("symmetric", -1.0, 1.0)])
+def test_fixed_normalisations_have_their_range(name, low, high):
+    split = Split(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1), np.zeros(2, np.int64))
+    images = fit_transform(split, name)(torch.from_numpy(split.images))
+    assert images.flatten().tolist() == pytest.approx([low, high])
+
+
+def test_a_transform_survives_its_checkpoint():
+    transform = fit_transform(make_split(), "standard")
+    assert Transform.from_json(transform.to_json()) == transform
+    with pytest.raises(CheckpointError, match="not a transform"):
+        Transform.from_json({"height": 3})

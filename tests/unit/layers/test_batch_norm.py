@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from convolve.layers.batch_norm import BatchNorm2d, NormStatistics
+from norm_steps import settle
+
+
+def make_pair(**options):
+    torch.manual_seed(0)
+    ours, theirs = BatchNorm2d(5, **options), nn.BatchNorm2d(5, **options)
+    with torch.no_grad():
+        for layer in (ours, theirs):
+            layer.weight.copy_(torch.linspace(0.5, 1.5, 5))
+            layer.bias.copy_(torch.linspace(-1, 1, 5))
+    return ours, theirs
+
+
+def test_one_micro_batch_per_step_is_what_torch_does():
+    ours, theirs = make_pair(momentum=0.3)
+    for step in range(4):
+        x = torch.randn(6, 5, 3, 3, generator=torch.Generator().manual_seed(step))
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        out, expected = ours(a), theirs(b)
+        (out.square().sum()).backward()
+        (expected.square().sum()).backward()
+        settle(ours)
+        assert torch.equal(out, expected) and torch.equal(a.grad, b.grad)
+    assert torch.allclose(ours.running_mean, theirs.running_mean, atol=1e-6)
+    assert torch.allclose(ours.running_var, theirs.running_var, atol=1e-6)
+    assert ours.num_batches_tracked == theirs.num_batches_tracked
+    x = torch.randn(2, 5, 3, 3)
+    assert torch.allclose(ours.eval()(x), theirs.eval()(x), atol=1e-5)
+
+
+def test_statistics_move_once_per_step_by_the_mean_over_micro_batches():
+    norm, _ = make_pair(momentum=0.25)
+    parts = [torch.randn(n, 5, 2, 2) + n for n in (4, 4, 2)]
+    for part in parts:
+        norm(part)
+    settle(norm)
+    means = torch.stack([part.mean(dim=(0, 2, 3)) for part in parts])
+    variances = torch.stack([part.var(dim=(0, 2, 3)) for part in parts])
+    shares = torch.tensor([4.0, 4.0, 2.0])[:, None] / 10
+    assert torch.allclose(norm.running_mean, 0.25 * (means * shares).sum(0), atol=1e-6)
+    assert torch.allclose(norm.running_var, 0.75 + 0.25 * (variances * shares).sum(0), atol=1e-6)
+    assert norm.num_batches_tracked == 3
+
+
+def test_a_skipped_step_leaves_no_trace():
+    norm, _ = make_pair()
+    norm(torch.full((2, 5, 2, 2), float("inf")))
+    NormStatistics(norm)
+    norm(torch.randn(4, 5, 2, 2))
+    settle(norm)
+    assert norm.running_mean.isfinite().all()
+    assert norm.num_batches_tracked == 1
+
+
+def test_what_is_computed_again_is_not_counted_again():
+    norm, _ = make_pair()
+    norm(torch.randn(4, 5, 2, 2))
+    norm.counting = False
+    norm(torch.randn(4, 5, 2, 2))
+    norm.counting = True
+    settle(norm)
+    assert norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_empty_replica_adds_nothing(order):
+    """Two replicas of which one had no samples: both settle with the sums of the other."""
+    busy, idle = make_pair()[0], make_pair()[0]
+    busy(torch.randn(4, 5, 2, 2))
+    sums = [norm.take_sums() for norm in (busy, idle)]
+    total = sums[order[0]] + sums[order[1]]
+    busy.settle(total)
+    idle.settle(total)
+    assert torch.equal(busy.running_mean, idle.running_mean)
+    assert idle.num_batches_tracked == 1
+
+
+def test_a_frozen_norm_stays_as_it_is():
+    norm, _ = make_pair()
+    before = norm.running_mean.clone()
+    norm.eval()(torch.randn(4, 5, 2, 2))
+    settle(norm)
+    assert torch.equal(norm.running_mean, before)

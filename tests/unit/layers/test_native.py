@@ -1,0 +1,151 @@
+"""Networks whose layers native code computes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from convolve.config.schema import ModelConfig
+from convolve.kernels import binding, winograd
+from convolve.layers.fold import fold_batch_norms
+from convolve.layers.native import DepthwiseConv2d, WinogradConv2d, use_native_layers
+from convolve.models import registry
+
+pytestmark = pytest.mark.skipif(winograd.load() is None, reason="no native code on this machine")
+
+
+def build(name="resnet8-cifar"):
+    network = registry.build(name, classes=10, input_shape=(3, 32, 32), seed=0, options=ModelConfig(model=name))
+    return network.to(memory_format=torch.channels_last)
+
+
+def images(count=4):
+    x = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture
+def refused_winograd(monkeypatch):
+    """A compiler that refuses one C file of all."""
+    load = binding.native.load
+
+    def refuse(package, file, options=()):
+        return "cc: no" if file == "winograd.c" else load(package, file, options)
+
+    monkeypatch.setattr(binding.native, "load", refuse)
+    monkeypatch.setattr(binding, "_reasons", {})
+    winograd.load.cache_clear()
+    yield
+    winograd.load.cache_clear()
+
+
+def test_a_layer_whose_code_is_refused_leaves_the_others_native_and_is_told(refused_winograd):
+    network = build()
+    names = use_native_layers(network)
+    assert "bn1" in names and not any(isinstance(module, WinogradConv2d) for module in network.modules())
+    assert binding.explain_absence() == "cc: no"
+
+
+def test_code_that_no_layer_needs_is_not_missed(refused_winograd):
+    use_native_layers(build("lenet-bn"))
+    assert binding.explain_absence() is None
+
+
+def test_the_network_computes_the_same_function():
+    plain = build()
+    native = copy.deepcopy(plain)
+    assert use_native_layers(native)
+    outputs = [network(images()) for network in (plain, native)]
+    for output in outputs:
+        output.square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(plain.parameters(), native.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3 * one.grad.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["efficientnet-cifar", "mobilenet-v2", "mobilenet-v3-small"])
+def test_networks_of_depthwise_convolutions_compute_the_same_function(name):
+    plain = build(name)
+    plain.chance.move(seed=0, step=0, first=0)
+    native = copy.deepcopy(plain)
+    named = use_native_layers(native)
+    assert any(isinstance(native.get_submodule(one), DepthwiseConv2d) for one in named)
+    torch.manual_seed(0)
+    x = torch.randn(8, *plain.input_shape).contiguous(memory_format=torch.channels_last)
+    outputs = [network(x) for network in (plain, native)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=1e-3 * outputs[0].abs().max().item())
+
+
+def test_layers_keep_their_names_parameters_and_mode():
+    network = build()
+    before, parameters = set(network.state_dict()), list(network.parameters())
+    network.eval()
+    named = use_native_layers(network)
+    assert "layer1.0.conv1" in named and "conv1" not in named and "layer2.0.conv1" not in named
+    assert set(network.state_dict()) == before
+    assert all(one is other for one, other in zip(network.parameters(), parameters, strict=True))
+    assert not any(module.training for module in network.modules())
+
+
+def test_a_second_call_changes_nothing():
+    network = build()
+    use_native_layers(network)
+    before = list(network.modules())
+    use_native_layers(network)
+    assert all(one is other for one, other in zip(network.modules(), before, strict=True))
+
+
+def test_frozen_parameters_stay_frozen():
+    network = build()
+    network.freeze(["layer1/0"])
+    use_native_layers(network)
+    assert not network.get_submodule("layer1.0.conv1").weight.requires_grad
+
+
+def test_copies_and_folded_copies_are_native_too():
+    network = build()
+    use_native_layers(network)
+    for _ in range(3):
+        network(images())
+    network.eval()
+    folded = fold_batch_norms(network)
+    assert isinstance(folded.get_submodule("layer1.0.conv1"), WinogradConv2d)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(images()), network(images()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "other", [{"stride": 2}, {"groups": 2}, {"dilation": 2, "padding": 2}, {"padding_mode": "reflect"}]
+)
+def test_other_convolutions_stay_as_they_are(other):
+    conv = nn.Conv2d(16, 16, 3, **{"padding": 1, **other})
+    network = build()
+    network.get_submodule("layer1.0").conv1 = conv
+    use_native_layers(network)
+    assert network.get_submodule("layer1.0").conv1 is conv
+
+
+def learn(network):
+    output = network(images())
+    output.square().sum().backward()
+    return [output, *(parameter.grad for parameter in network.parameters())]
+
+
+def test_a_norm_with_its_relu_has_the_bits_of_the_two_in_turn():
+    at_once = build()
+    use_native_layers(at_once)
+    in_turn, seen = copy.deepcopy(at_once), []
+    watched = in_turn.get_submodule("layer1.0.relu")
+    watched.register_forward_hook(lambda module, args, output: seen.append(output))
+    assert all(torch.equal(*pair) for pair in zip(learn(at_once), learn(in_turn), strict=True))
+    assert len(seen) == 1
+
+
+def test_whoever_watches_a_norm_sees_what_it_gives():
+    network, seen = build(), []
+    use_native_layers(network)
+    norm = network.get_submodule("layer1.0.bn1")
+    norm.register_forward_hook(lambda module, args, output: seen.append(output.min().item()))
+    network(images())
+    assert len(seen) == 1 and seen[0] < 0

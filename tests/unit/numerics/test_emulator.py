@@ -1,0 +1,303 @@
+"""The emulated 16-bit machine: every value on the grid, the right layer named, natives agreed with."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from convolve.config import PrecisionConfig
+from convolve.errors import ConfigError, NumericsError
+from convolve.numerics.emulator import Blind
+from convolve.numerics.execution import EmulatedArithmetic, NativeArithmetic
+from convolve.numerics.formats import FP16
+from convolve.numerics.observers import OverflowDump, StepDump, Survey, Trap, Watchers, parse_steps
+from convolve.numerics.policy import build_policy
+from norm_steps import settle
+
+CPU = torch.device("cpu")
+
+
+class Recorder(Blind):
+    """Keeps every result that the network goes on with."""
+
+    def __init__(self):
+        self.kept = []
+
+    def watching(self):
+        return True
+
+    def keep(self, place, operation, result):
+        self.kept.append((str(place), operation, result.clone()))
+
+
+def make_network():
+    torch.manual_seed(0)
+    network = nn.Sequential()
+    network.add_module("conv1", nn.Conv2d(1, 8, 3))
+    network.add_module("bn1", nn.BatchNorm2d(8))
+    network.add_module("act", nn.SiLU())
+    network.add_module("pool", nn.AvgPool2d(2))
+    network.add_module("flat", nn.Flatten())
+    network.add_module("fc", nn.Linear(8 * 9, 5))
+    return network
+
+
+def run(network, arithmetic, step=0, seed=0, batches=((0, 4),), scale=1.0):
+    """One window of micro batches; returns gradients and logits."""
+    draw = torch.Generator().manual_seed(9)
+    images, labels = torch.randn(8, 1, 8, 8, generator=draw), torch.arange(8) % 5
+    network.zero_grad()
+    logits = []
+    with arithmetic.window(seed, step):
+        for first, count in batches:
+            with arithmetic.micro_batch(first):
+                logits.append(network(images[first : first + count]))
+                loss = nn.functional.cross_entropy(logits[-1], labels[first : first + count], reduction="sum")
+                (loss * scale / 8).backward()
+    return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}, torch.cat(logits)
+
+
+def emulate(watcher=None, **given):
+    network = make_network()
+    arithmetic = EmulatedArithmetic(build_policy(PrecisionConfig(**given)), watcher)
+    arithmetic.attach(network)
+    arithmetic.begin()
+    return network, arithmetic
+
+
+def on_grid(x, kind=torch.float16):
+    return torch.equal(x, x.to(kind).float())
+
+
+@pytest.mark.parametrize("half_type", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["16.16", "16.32"])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_every_result_forward_and_backward_lies_on_the_grid(precision, half_type, stochastic):
+    recorder, kind = Recorder(), {"fp16": torch.float16, "bf16": torch.bfloat16}[half_type]
+    network, arithmetic = emulate(recorder, precision=precision, half_type=half_type, stochastic_rounding=stochastic)
+    gradients, logits = run(network, arithmetic, scale=128.0)
+    places = {place for place, _, _ in recorder.kept}
+    layers = ("conv1", "bn1", "act", "pool", "fc")
+    assert places == {f"{layer} {way}" for layer in layers for way in ("forward", "backward")}
+    assert all(on_grid(result, kind) for _, _, result in recorder.kept)
+    assert all(on_grid(gradient, kind) for gradient in gradients.values())
+    assert on_grid(logits.detach(), kind)
+    assert not on_grid(network.bn1.running_var), "statistics are fp32"
+
+
+def test_master_weights_stay_in_fp32_and_come_back_after_each_window():
+    network, arithmetic = emulate(precision="16.32")
+    before = {name: value.clone() for name, value in network.state_dict().items() if "running" not in name}
+    assert not on_grid(network.conv1.weight)
+    with arithmetic.window(0, 0):
+        assert on_grid(network.conv1.weight)
+    run(network, arithmetic)
+    network.eval()(torch.randn(2, 1, 8, 8))
+    after = network.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items() if "batches" not in name)
+
+
+def test_16_16_keeps_weights_and_momentum_on_the_grid_and_second_moments_in_fp32():
+    network, arithmetic = emulate(precision="16.16")
+    assert on_grid(network.conv1.weight)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    run(network, arithmetic)
+    optimiser.step()
+    arithmetic.settle(optimiser, seed=0, step=0)
+    state = optimiser.state[network.fc.weight]
+    assert on_grid(network.fc.weight) and on_grid(state["exp_avg"])
+    assert not on_grid(state["exp_avg_sq"])
+
+
+def test_accumulated_gradients_of_16_16_lie_on_the_grid_and_those_of_16_32_need_not():
+    for precision, expected in (("16.16", True), ("16.32", False)):
+        gradients, _ = run(*emulate(precision=precision), batches=((0, 3), (3, 3), (6, 2)))
+        assert all(on_grid(gradient) for gradient in gradients.values()) == expected
+
+
+def test_stochastic_rounding_is_keyed_by_seed_and_step():
+    network, arithmetic = emulate(precision="16.32", stochastic_rounding=True)
+    one, again, later, other = (
+        run(network, arithmetic, step=step, seed=seed)[0]["conv1.weight"]
+        for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, later)
+    assert not torch.equal(one, other)
+
+
+def test_a_layer_that_stays_in_fp32_computes_in_fp32_between_two_casts():
+    recorder = Recorder()
+    network, arithmetic = emulate(recorder, precision="16.16", force_fp32=("act", "fc"), stochastic_rounding=False)
+    assert not on_grid(network.fc.weight)
+    gradients, _ = run(network, arithmetic, scale=128.0)
+    kept = {place: result for place, _, result in recorder.kept}
+    assert not on_grid(kept["act forward"]) and not on_grid(kept["act backward"])
+    assert on_grid(kept["pool forward"]) and on_grid(kept["bn1 backward"])
+    assert not on_grid(gradients["fc.weight"]) and on_grid(gradients["conv1.weight"])
+
+
+def test_the_bookkeeping_of_a_norm_is_not_rounded():
+    """The sums over micro batches go beyond the range of fp16, and the running statistics must not notice."""
+    from convolve.layers.batch_norm import BatchNorm2d
+
+    found = []
+    for precision in ("32.32", "16.32"):
+        norm = BatchNorm2d(2)
+        network = nn.Sequential(norm, nn.Flatten())
+        arithmetic = EmulatedArithmetic(build_policy(PrecisionConfig(precision=precision)))
+        arithmetic.attach(network)
+        x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
+        with arithmetic.window(0, 0), arithmetic.micro_batch(0):
+            network(x).sum().backward()
+        settle(network)
+        found.append(torch.cat([norm.running_mean, norm.running_var]))
+    assert torch.allclose(found[0], found[1], rtol=1e-3)
+    assert not on_grid(found[1])
+
+
+def test_ascends_lists_decide_by_operation():
+    recorder = Recorder()
+    network, arithmetic = emulate(recorder, precision_mode="allow_fp32_to_fp16")
+    run(network, arithmetic, scale=128.0)
+    exact = {place.split()[0] for place, _, result in recorder.kept if on_grid(result)}
+    assert {"conv1", "fc"} <= exact
+    assert not exact & {"bn1", "act"}
+
+
+def test_evaluation_rounds_to_nearest_and_can_be_repeated():
+    network, _ = emulate(precision="16.16")
+    network.eval()
+    x = torch.randn(3, 1, 8, 8)
+    with torch.inference_mode():
+        one, two = network(x), network(x)
+    assert torch.equal(one, two) and on_grid(one)
+    plain = copy.deepcopy(network)(x)
+    assert not on_grid(plain.detach()), "a copy computes in fp32 again"
+    assert torch.allclose(one, plain, atol=1e-2)
+
+
+def test_half_partials_change_results_a_little_and_stay_on_the_grid():
+    plain = run(*emulate(precision="16.32"))
+    half = run(*emulate(precision="16.32", enable_half_partials=True))
+    assert on_grid(half[1].detach())
+    assert not torch.equal(plain[1], half[1])
+    assert torch.allclose(plain[1], half[1], atol=0.02)
+    for name in plain[0]:
+        assert torch.allclose(plain[0][name], half[0][name], atol=0.02), name
+    network, _ = emulate(precision="16.32", enable_half_partials=True)
+    assert network.eval()(torch.randn(2, 1, 8, 8)).shape == (2, 5)
+
+
+def test_the_random_numbers_of_dropout_are_not_rounded():
+    from convolve.config import ModelConfig
+    from convolve.models import registry
+
+    network = registry.build("cnn-wide", classes=10, input_shape=(1, 8, 8), seed=0, options=ModelConfig())
+    expected = []
+    for attach in (False, True):
+        if attach:
+            EmulatedArithmetic(build_policy(PrecisionConfig(precision="16.16"))).attach(network)
+        network.chance.move(0, 0, 0)
+        expected.append(network.chance.uniforms("dropout", torch.Size((4, 100)), CPU))
+    assert torch.equal(*expected)
+
+
+def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
+    from convolve import device
+
+    if not all(device.probe(one, "bfloat16", limited=False).works for one in ("matmul", "convolution")):
+        pytest.skip("bf16 kernels do not work on this CPU")
+    seen = []
+    for kind in (EmulatedArithmetic, NativeArithmetic):
+        network = make_network()
+        policy = build_policy(PrecisionConfig(precision="16.32", half_type="bf16"))
+        arithmetic = kind(policy) if kind is EmulatedArithmetic else kind(policy, CPU)
+        arithmetic.attach(network)
+        outputs = {}
+        for name, module in network.named_children():
+            module.register_forward_hook(lambda _, __, x, n=name, o=outputs: o.update({n: x.detach().float()}))
+        gradients, _ = run(network, arithmetic)
+        seen.append({**outputs, **gradients})
+    for name, emulated in seen[0].items():
+        native = seen[1][name]
+        assert (emulated - native).abs().max() <= 2.0**-6 * native.abs().max() + 1e-6, name
+
+
+def test_a_trap_names_layer_direction_and_step():
+    network, arithmetic = emulate(Trap(), precision="16.16", fp_exceptions=True)
+    run(network, arithmetic, step=1)
+    network.fc.weight.data.fill_(60000.0)
+    with pytest.raises(NumericsError, match=r"overflow in layer fc, forward, at step 7 \(addmm\)"):
+        run(network, arithmetic, step=7)
+    assert not on_grid(make_network().fc.weight)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [(1e8, "overflow in layer loss, backward, at step 3"), (3e5, "overflow in layer fc, backward")],
+)
+def test_a_trap_names_the_place_of_an_overflow_in_the_backward_pass(scale, message):
+    network, arithmetic = emulate(Trap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
+    network.fc.weight.data.mul_(40)
+    with pytest.raises(NumericsError, match=message):
+        run(network, arithmetic, step=3, scale=scale)
+
+
+def test_a_trap_works_in_fp32_too():
+    network, arithmetic = emulate(Trap(), fp_exceptions=True)
+    network.conv1.weight.data.fill_(torch.nan)
+    with pytest.raises(NumericsError, match=r"invalid result \(NaN\) in layer conv1, forward"):
+        run(network, arithmetic)
+
+
+def test_a_saturating_machine_has_no_infinities_but_tells_of_the_overflow():
+    network, arithmetic = emulate(precision="16.16", saturate_on_overflow=True)
+    gradients, _ = run(network, arithmetic)
+    assert not arithmetic.overflowed()
+    gradients, _ = run(network, arithmetic, scale=1e8)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+    assert arithmetic.overflowed() and not arithmetic.overflowed()
+
+
+def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
+    watcher = Watchers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
+    network, arithmetic = emulate(watcher, precision="16.16")
+    for step in range(6):
+        run(network, arithmetic, step=step, scale=1e8 if step > 4 else 1.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "overflow-step-000000005.safetensors",
+        "step-000000001.safetensors",
+        "step-000000003.safetensors",
+        "step-000000004.safetensors",
+    ]
+    with safe_open(tmp_path / "step-000000003.safetensors", "pt") as file:
+        names = set(file.keys())
+        assert {"conv1:forward:convolution:0", "fc:backward:mm:0", "bn1:forward:native_batch_norm:0"} <= names
+        assert on_grid(file.get_tensor("conv1:forward:convolution:0"))
+        statistics = json.loads(file.metadata()["statistics"])
+    assert set(statistics) == names and statistics["conv1:forward:convolution:0"]["shape"] == [4, 8, 6, 6]
+    with safe_open(tmp_path / "overflow-step-000000005.safetensors", "pt") as file:
+        assert file.metadata()["layer"] == "loss" and file.metadata()["trouble"] == "overflow"
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "1||2", "-4"])
+def test_steps_that_are_none_are_refused(text):
+    with pytest.raises(ConfigError, match="data-dump-step"):
+        parse_steps(text)
+
+
+def test_a_survey_counts_what_is_lost_in_each_layer():
+    told = {}
+    survey = Survey(2, FP16, lambda step, layers: told.update({step: layers}))
+    network, arithmetic = emulate(survey, precision="16.16")
+    for step in range(4):
+        run(network, arithmetic, step=step, scale=1e-5)
+    assert sorted(told) == [0, 2]
+    forward, backward = told[2]["conv1/forward"], told[2]["conv1/backward"]
+    assert forward["values"] == 4 * 8 * 36 and forward["underflow_share"] == 0
+    assert sum(forward["exponents"]) <= forward["values"]
+    assert backward["underflow_share"] > 0.05 and backward["subnormal_share"] > backward["underflow_share"]

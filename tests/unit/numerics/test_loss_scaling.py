@@ -1,0 +1,131 @@
+"""Loss scaling rules."""
+
+import pytest
+import torch
+from torch import nn
+
+from convolve.config import PrecisionConfig
+from convolve.numerics.formats import FP16
+from convolve.numerics.loss_scaling import NoScaling, StaticScaling, Verdict, build_scaler
+from convolve.numerics.policy import build_policy
+
+CLEAN, BAD = True, False
+
+
+def scaler(span=(1000, 100), **given):
+    config = PrecisionConfig(precision="16.32", **given)
+    return build_scaler(config, build_policy(config), span)
+
+
+def model_with(gradient):
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight.grad = torch.tensor([[gradient]])
+    return layer
+
+
+def feed(one, verdicts, samples=0):
+    scales = []
+    for clean in verdicts:
+        one.follow(Verdict(clean, one.scale), samples)
+        scales.append(one.scale)
+    return scales
+
+
+def test_fp32_needs_none_and_16_bits_have_128():
+    config = PrecisionConfig()
+    assert isinstance(build_scaler(config, build_policy(config), (1, 1)), NoScaling)
+    assert scaler().scale == 128
+    assert scaler(loss_scaling=512).scale == 512
+
+
+def test_gradients_are_divided_and_a_bad_step_is_counted():
+    one, layer = scaler(), model_with(256.0)
+    assert one.settle(layer, overflowed=True) == Verdict(True, 128.0)
+    assert layer.weight.grad.item() == 2.0
+    for value in (float("inf"), float("nan")):
+        assert not one.settle(model_with(value), overflowed=False).clean
+    assert one.skipped == 2
+
+
+def test_all_ranks_share_one_verdict():
+    asked = []
+
+    def others_are_bad(bad):
+        asked.append(bad)
+        return True
+
+    assert not StaticScaling(128.0, others_are_bad).settle(model_with(1.0), overflowed=False).clean
+    assert asked == [False]
+
+
+def test_torchs_rule_halves_at_once_and_doubles_after_2000():
+    one = scaler(loss_scaling_rule="dynamic")
+    assert one.scale == 65536
+    assert feed(one, [BAD, BAD]) == [32768, 16384]
+    assert feed(one, [CLEAN] * 2000)[-2:] == [16384, 32768]
+    assert feed(one, [CLEAN] * 1999 + [BAD] + [CLEAN] * 2000)[1998:2000] == [32768, 16384]
+
+
+def test_torchs_rule_is_that_of_torchs_own_scaler():
+    ours = scaler(loss_scaling_rule="dynamic", initial_loss_scaling=2**30)
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    layer = nn.Linear(1, 1)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.0)
+    draw = torch.Generator().manual_seed(2)
+    for number in range(60):
+        if number == 40:
+            theirs._growth_tracker.fill_(1995)
+            ours.clean_steps = 1995
+        bad = float(torch.rand((), generator=draw)) < 0.3 and number < 40
+        theirs.scale(layer(torch.ones(1, 1)).sum()).backward()
+        if bad:
+            layer.weight.grad.fill_(torch.inf)
+        theirs.step(optimiser)
+        theirs.update()
+        optimiser.zero_grad()
+        ours.follow(Verdict(not bad, ours.scale), 0)
+        assert ours.scale == theirs.get_scale(), number
+
+
+def test_ascends_rule_halves_after_two_overflows_in_a_row_or_not():
+    one = scaler(loss_scaling_rule="ascend")
+    assert one.scale == 2.0**32
+    assert feed(one, [BAD, CLEAN, BAD, BAD, BAD]) == [2.0**32, 2.0**32, 2.0**31, 2.0**31, 2.0**30]
+    assert feed(one, [CLEAN] * 1000)[-2:] == [2.0**30, 2.0**31]
+    low = scaler(loss_scaling_rule="ascend", initial_loss_scaling=1)
+    assert feed(low, [BAD] * 4)[-1] == 1.0, "never below 1"
+
+
+def test_a_saturating_device_is_judged_by_its_overflow_flag():
+    one = scaler(device_model="ascend-910")
+    assert one.scale == 2.0**32
+    assert not one.settle(model_with(1.0), overflowed=True).clean
+    assert scaler(loss_scaling=8).settle(model_with(1.0), overflowed=True).clean
+
+
+def test_a_ramp_doubles_in_equal_parts_of_the_run():
+    """64 to 512 in 10 epochs: 4 levels, 2 epochs each."""
+    one = scaler(loss_scaling_rule="ramp", initial_loss_scaling=64, loss_scaling=512)
+    scales = [feed(one, [CLEAN], samples=epoch * 100)[0] for epoch in range(10)]
+    assert scales == [64, 64, 128, 128, 256, 256, 512, 512, 512, 512]
+
+
+def test_the_automatic_rule_rises_until_gradients_come_near_the_end_of_the_range():
+    one = scaler(loss_scaling_rule="automatic", loss_scaling=1024)
+    scales = []
+    for _ in range(160):
+        verdict = one.settle(model_with(0.9 * one.scale), overflowed=False)
+        one.follow(verdict, 0)
+        scales.append(one.scale)
+    assert max(scales) * 0.9 < FP16.largest / 4
+    assert 0.9 * min(scales[48:]) > FP16.largest / 40
+
+
+@pytest.mark.parametrize("rule", ["static", "dynamic", "ascend", "ramp", "automatic"])
+def test_what_a_checkpoint_holds_is_enough(rule):
+    one, two = (scaler(loss_scaling_rule=rule) for _ in range(2))
+    verdicts = [CLEAN, BAD, CLEAN, BAD, BAD] * 5
+    feed(one, verdicts, samples=300)
+    two.restore(one.state())
+    assert two.state() == one.state()
+    assert feed(one, verdicts, samples=700) == feed(two, verdicts, samples=700)

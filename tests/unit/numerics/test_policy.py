@@ -1,0 +1,135 @@
+"""Policies from configs, and the choice between native and emulated."""
+
+import json
+
+import pytest
+import torch
+
+from convolve.config import PrecisionConfig
+from convolve.errors import ConfigError, DeviceError
+from convolve.kernels import rounding
+from convolve.numerics.formats import BF16, FP16, FP32
+from convolve.numerics.op_table import Colour, OperationLists
+from convolve.numerics.policy import build_policy
+from convolve.numerics.select import choose
+
+CPU = torch.device("cpu")
+
+
+def policy(**given):
+    return build_policy(PrecisionConfig(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "32.32"),
+        ({"precision": "32.32", "stochastic_rounding": True, "enable_half_partials": True}, "32.32"),
+        ({"precision": "16.32"}, "16.32 fp16"),
+        ({"precision": "16.32", "stochastic_rounding": True}, "16.32 fp16 stochastic"),
+        ({"precision": "16.16"}, "16.16 fp16 stochastic"),
+        ({"precision": "16.16", "stochastic_rounding": False, "half_type": "bf16"}, "16.16 bf16"),
+        ({"precision": "16.16", "enable_half_partials": True}, "16.16 fp16 stochastic half partials"),
+        ({"device_model": "ipu-mk2"}, "16.16 fp16 stochastic"),
+        ({"device_model": "ipu-mk2", "precision": "16.32", "stochastic_rounding": False}, "16.32 fp16"),
+        ({"device_model": "ascend-910"}, "16.32 fp16 saturating"),
+        ({"device_model": "ascend-910", "saturate_on_overflow": False}, "16.32 fp16"),
+        ({"precision_mode": "must_keep_origin_dtype"}, "32.32"),
+        ({"precision_mode": "allow_fp32_to_fp16"}, "16.32 fp16 by operation"),
+        ({"precision_mode": "allow_mix_precision"}, "16.32 fp16 by operation"),
+        ({"precision_mode": "force_fp16"}, "16.32 fp16"),
+    ],
+)
+def test_a_config_means_a_policy(given, name):
+    assert policy(**given).name == name
+
+
+def test_formats_follow_the_precision():
+    assert (policy(precision="16.32").compute, policy(precision="16.32").master) == (FP16, FP32)
+    assert policy(precision="16.16", half_type="bf16").master is BF16
+
+
+def test_a_forced_name_means_all_layers_inside():
+    chosen = policy(precision="16.16", force_fp32=("layer1.0", "fc"))
+    assert [chosen.keeps_fp32(name) for name in ("layer1/0/conv1", "layer1/0", "layer1/01", "fc", "fc2")] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+
+
+def test_a_mix_list_moves_operations(tmp_path):
+    file = tmp_path / "ops_info.json"
+    file.write_text(json.dumps({"black-list": {"to-add": ["Mul", "Conv2D"]}, "white-list": {"to-remove": ["MatMul"]}}))
+    lists = policy(precision_mode="allow_mix_precision", mixlist_file=file).lists
+    ops = torch.ops.aten
+    colours = [lists.colour(op) for op in (ops.mul.Tensor, ops.convolution.default, ops.mm.default, ops.relu.default)]
+    assert colours == [Colour.BLACK, Colour.BLACK, Colour.GREY, Colour.GREY]
+    plain = OperationLists()
+    assert [plain.colour(op) for op in (ops.mm.default, ops.convolution_backward.default)] == [Colour.WHITE] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "must be an object"),
+        ('{"blacklist": {}}', "did you mean black-list"),
+        ('{"black-list": {"add": []}}', "to-add and to-remove, nothing else"),
+        ('{"black-list": {"to-add": "Mul"}}', "lists of operation types"),
+    ],
+)
+def test_a_broken_mix_list_is_named(tmp_path, text, message):
+    file = tmp_path / "mix.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        policy(precision_mode="allow_mix_precision", mixlist_file=file)
+
+
+def test_the_choice_is_said_with_its_reason():
+    assert choose(PrecisionConfig(), CPU).execution == "plain"
+    stochastic = choose(PrecisionConfig(precision="16.16"), CPU)
+    assert stochastic.execution == "emulated" and "stochastic rounding" in str(stochastic)
+    asked = choose(PrecisionConfig(precision="16.32", numerics="emulated"), CPU)
+    assert asked.execution == "emulated" and "as asked" in asked.reason
+    watched = choose(PrecisionConfig(fp_exceptions=True), CPU)
+    assert watched.execution == "emulated"
+
+
+def test_asking_for_native_where_it_cannot_be_is_refused():
+    with pytest.raises(DeviceError, match="no native kernel does half partials, saturation"):
+        choose(
+            PrecisionConfig(precision="16.32", numerics="native", enable_half_partials=True, saturate_on_overflow=True),
+            CPU,
+        )
+
+
+@pytest.mark.parametrize(
+    ("works", "speeds", "execution", "reason"),
+    [
+        (False, (0, 0), "emulated", "do not work on this CPU"),
+        (True, (10, 100), "emulated", "0.10 times the speed of fp32"),
+        (True, (300, 100), "native", "work and are no slower"),
+    ],
+)
+def test_auto_explains_what_the_probe_found(tmp_path, monkeypatch, works, speeds, execution, reason):
+    """The probe's answers are read from its own file, as they would be on another machine."""
+    from dataclasses import asdict
+
+    from convolve import device
+
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path))
+    monkeypatch.delenv(device.ISA_LIMIT, raising=False)
+    answers = {}
+    for operation in ("matmul", "convolution"):
+        for kind, speed in (("bfloat16", speeds[0]), ("float32", speeds[1])):
+            ability = device.Ability(operation, kind, works or kind == "float32", speed, False)
+            answers[f"{operation}-{kind}-free"] = asdict(ability)
+    device._probe_file().write_text(json.dumps(answers))
+    choice = choose(PrecisionConfig(precision="16.32", half_type="bf16"), CPU)
+    assert choice.execution == execution
+    assert reason in choice.reason
+
+
+def test_the_reason_for_rounding_without_native_code_is_told(monkeypatch):
+    monkeypatch.setattr(rounding, "_library", lambda: "cc failed: no such option")
+    choice = choose(PrecisionConfig(precision="16.16"), torch.device("cpu"))
+    assert "rounding in torch (cc failed: no such option)" in choice.reason

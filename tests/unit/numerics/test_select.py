@@ -1,0 +1,44 @@
+"""Where native layers may compute, and what is said where they cannot."""
+
+import pytest
+import torch
+
+from convolve.config.loading import build as make_config
+from convolve.loggers.base import SilentConsole
+from convolve.numerics import select
+from convolve.numerics.select import choose
+from convolve.runs import session
+
+CPU = torch.device("cpu")
+TINY = {"dataset": "digits", "model": "lenet-bn", "batch_size": 32, "iterations": 1, "report": False, "curves": False}
+
+
+class Listener(SilentConsole):
+    def __init__(self):
+        self.heard = []
+
+    def say(self, text):
+        self.heard.append(text)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(select, "explain_absence", lambda: "no C compiler")
+
+
+def explain(where=CPU, **options):
+    config = make_config({**TINY, **options})
+    return select.explain_kernels(config, choose(config.precision, CPU), where)
+
+
+def test_a_training_says_why_it_has_no_native_layers(no_compiler, tmp_path):
+    console = Listener()
+    session.train(make_config({**TINY, "run_dir": tmp_path / "run"}), console)
+    assert "layers without native code (no C compiler): PyTorch's do the same work, and take longer" in console.heard
+
+
+def test_nobody_misses_native_layers_that_were_not_wanted(no_compiler):
+    assert explain() == "no C compiler"
+    assert explain(kernels="torch") is None
+    assert explain(precision="16.16") is None
+    assert explain(where=torch.device("meta")) is None

@@ -1,0 +1,222 @@
+"""Plans: every shipped config has one, and what they say follows from what is known."""
+
+import json
+
+import pytest
+
+from convolve.cli.main import dispatch, main
+from convolve.cli.plan import read_bytes
+from convolve.config.loading import resolve, shipped
+from convolve.errors import ConfigError
+from convolve.models import registry
+from convolve.models.timing import time_blocks
+from convolve.planning import plan
+from convolve.planning.plan import Means
+
+FAST = Means(device_flops=50e12)
+SPLIT = {"shards": 4, "gradient_accumulation_count": 16, "batch_size": 8}
+
+
+def make(name="resnet50-imagenet", means=FAST, **given):
+    return plan.plan(resolve(name, None, given).config, means)[0]
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_every_shipped_config_has_a_plan(name):
+    found = make(name)
+    config = resolve(name).config
+    assert found.devices == config.parallel.replicas * config.parallel.shards
+    assert len(found.stages) == config.parallel.shards
+    assert found.length.steps >= found.length.steps_per_epoch > 0 or config.optim.iterations
+    assert found.speed.images_per_second > 0
+    assert found.room.fits == (not found.room.advice)
+
+
+def test_thousands_of_devices_are_planned_without_having_one():
+    found = make("resnet50-imagenet", Means(hosts=512, device_flops=50e12), replicas=1024, **SPLIT)
+    assert (found.devices, found.global_batch_size) == (4096, 1024 * 16 * 8)
+    assert found.traffic.sent_bytes == round(2 * 1023 / 1024 * found.traffic.summed_bytes)
+
+
+def test_stages_add_up_to_the_whole_network():
+    whole, split = make(), make(**SPLIT)
+    assert sum(stage.parameters for stage in split.stages) == whole.stages[0].parameters == 25_557_032
+    assert sum(stage.multiply_adds for stage in split.stages) == whole.stages[0].multiply_adds
+    assert sum(stage.blocks for stage in split.stages) == whole.stages[0].blocks
+
+
+def test_a_schedule_decides_what_is_held():
+    held = {
+        name: [stage.held_micro_batches for stage in make(pipeline_schedule=name, **SPLIT).stages]
+        for name in ("grouped", "interleaved", "sequential")
+    }
+    assert held == {"grouped": [16] * 4, "interleaved": [4, 3, 2, 1], "sequential": [1] * 4}
+
+
+def test_too_few_micro_batches_cannot_take_turns():
+    assert make(shards=4, gradient_accumulation_count=2).passes.schedule == "grouped"
+
+
+def test_recomputation_saves_memory_and_costs_a_forward_pass():
+    plain, again = make(batch_size=32), make(batch_size=32, enable_recomputation=True)
+    assert again.stages[0].memory.activations < plain.stages[0].memory.activations / 1.5
+    extra = again.stages[0].backward_ms - plain.stages[0].backward_ms
+    assert extra == pytest.approx(plain.stages[0].forward_ms)
+
+
+def test_named_splits_are_taken_and_wrong_ones_refused():
+    names = ("layer2/0", "layer3/0", "layer4/0")
+    assert make(pipeline_splits=names, **SPLIT).passes.splits == names
+    with pytest.raises(ConfigError, match="layer9/0.*did you mean layer"):
+        make(pipeline_splits=("layer2/0", "layer3/0", "layer9/0"), **SPLIT)
+
+
+def test_the_automatic_cut_is_no_slower_than_one_by_hand():
+    by_hand = make(pipeline_splits=("layer2/0", "layer3/0", "layer4/0"), **SPLIT)
+    automatic = make(**SPLIT)
+    slowest = [max(stage.forward_ms + stage.backward_ms for stage in one.stages) for one in (by_hand, automatic)]
+    assert slowest[1] <= slowest[0]
+
+
+def test_memory_decides_where_to_cut_when_time_alone_would_not_fit():
+    """The stage that holds most micro batches must be short, although that makes another one slower."""
+    free = make(means=Means(device_flops=50e12, device_memory=10**12), **SPLIT)
+    needed = max(stage.memory_bytes for stage in free.stages)
+    tight = make(means=Means(device_flops=50e12, device_memory=int(needed * 0.8)), **SPLIT)
+    assert tight.room.fits
+    assert tight.passes.splits != free.passes.splits
+
+
+def test_a_device_model_brings_its_memory():
+    found = make(device_model="ipu-mk2")
+    assert (found.room.device_bytes, found.room.source) == (900 * 10**6, "ipu-mk2")
+
+
+def test_what_does_not_fit_comes_with_changes_that_do():
+    means = Means(device_flops=50e12, device_memory=8 * 10**9)
+    found = make(means=means, batch_size=128, precision="32.32", replicas=4)
+    assert not found.room.fits
+    assert any(line.startswith("--enable-recomputation") for line in found.room.advice)
+    smaller = next(line for line in found.room.advice if line.startswith("--batch-size"))
+    size = int(smaller.split()[1].rstrip(":"))
+    assert size == found.room.largest_batch_size
+    assert make(means=means, batch_size=size, precision="32.32").room.fits
+    assert not make(means=means, batch_size=size + 1, precision="32.32").room.fits
+
+
+def test_every_piece_of_advice_is_true():
+    means = Means(device_flops=50e12, device_memory=10**9)
+    base = {
+        "batch_size": 64,
+        "precision": "32.32",
+        "replicas": 2,
+        **{k: v for k, v in SPLIT.items() if k != "batch_size"},
+    }
+    found = make(means=means, pipeline_schedule="grouped", **base)
+    for line in found.room.advice:
+        words = line.partition(":")[0].split()
+        changed = {**base, "pipeline_schedule": "grouped", **read_flags(words)}
+        assert make(means=means, **changed).room.fits, line
+
+
+def read_flags(words):
+    """Flags as given values; several values become a tuple, none means on."""
+    given = {}
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_")
+            given[name] = []
+        else:
+            given[name].append(word)
+    lists = ("pipeline_splits",)
+    return {name: (values if name in lists else values[0]) if values else True for name, values in given.items()}
+
+
+def test_nothing_at_all_fits_into_nothing():
+    lines = list(make(means=Means(device_flops=50e12, device_memory=1000)).room.advice)
+    assert lines == ["no change that was tried is enough; such a training needs larger devices"]
+
+
+def test_processes_beyond_the_cores_take_turns():
+    assert Means(cores=2).share_cores(1) == (2, 1.0)
+    assert Means(cores=2).share_cores(2) == (1, 1.0)
+    assert Means(cores=2).share_cores(4) == (1, 2.0)
+    assert Means(cores=2, hosts=2).share_cores(4) == (1, 1.0)
+
+
+def test_a_slower_network_makes_a_slower_step():
+    quick, slow = (
+        make(means=Means(device_flops=50e12, hosts=2, bandwidth=rate), replicas=2).speed for rate in (1e12, 1e8)
+    )
+    assert slow.exposed_ms > quick.exposed_ms and slow.step_ms > quick.step_ms
+
+
+def test_steps_count_the_short_ones_at_the_end_of_epochs():
+    found = make("lenet-digits", epochs=2.5, batch_size=64)
+    assert (found.length.samples_per_epoch, found.length.steps_per_epoch) == (1500, 24)
+    assert found.length.steps == 24 + 24 + 12
+
+
+def test_measured_blocks_are_as_long_as_their_pass():
+    network = registry.build("resnet8-cifar", classes=10, input_shape=(3, 32, 32), seed=0,
+                             options=resolve("resnet8-cifar10-test").config.model)  # fmt: skip
+    timing = time_blocks(network, samples=8, seconds=0.2)
+    assert len(timing.blocks) == len(network.blocks)
+    assert all(block.forward > 0 and block.backward >= 0 for block in timing.blocks)
+    assert sum(block.backward for block in timing.blocks) > 0
+
+
+def test_frozen_blocks_have_no_backward_pass():
+    found = make("resnet20-cifar10", means=Means(device_memory=10**9), freeze_until="layer3", shards=3, batch_size=4,
+                 gradient_accumulation_count=4)  # fmt: skip
+    assert found.stages[0].memory.gradients == 0
+    assert found.stages[0].backward_ms < found.stages[-1].backward_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("900MB", 900 * 10**6), ("32GiB", 32 * 2**30), ("1.5 GB", 15 * 10**8), ("7", 7)]
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert read_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device-memory", "much"], "device-memory=much: must be a size such as 900MB"),
+        (["--hosts", "0"], "hosts=0: must be greater than 0"),
+        (["--device-flops", "-1"], "device-flops=-1: must be greater than 0"),
+        (["--timetable", "nowhere/x.svg", "--device-flops", "1e12"], "nowhere/x.svg: cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "lenet-digits", *words])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_tells_draws_and_answers_in_json(capsys, tmp_path):
+    picture = tmp_path / "t.svg"
+    words = ["plan", "resnet50-imagenet", "--device-flops", "5e13", "--shards", "4", "--replicas", "2"]
+    words += ["--gradient-accumulation-count", "8", "--batch-size", "4"]
+    assert dispatch([*words, "--timetable", str(picture)]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "8 devices",
+        "memory:",
+        "pipeline: interleaved, bubble",
+        "all-reduce:",
+        "predicted:",
+        "learning rate:",
+    ):
+        assert part in text
+    assert picture.read_text().count("<title>") == 2 * 4 * 8
+    assert dispatch([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["devices"] == 8 and len(told["stages"]) == 4 and told["passes"]["bubble_ideal"] == pytest.approx(3 / 11)
+
+
+def test_advice_is_silent_where_everything_fits():
+    assert make("lenet-digits").room.advice == ()

@@ -1,0 +1,159 @@
+"""Figures are right, carry their unit and say what they leave out; curves are drawn from the tables alone."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from convolve.engine.throughput import Throughput
+from convolve.errors import ConvolveError
+from convolve.loggers.base import TrainRecord, ValidRecord
+from convolve.loggers.files import CsvWriter
+from convolve.report.curves_png import draw_curves
+from convolve.runs.summary import OPTIONAL, REQUIRED, case_name, write_summary
+
+FIGURES = {
+    "network": "lenet5",
+    "batch_size": 64,
+    "device_type": "cpu",
+    "case_name": case_name("lenet5", 64, 1, "acc"),
+    "images_per_second": 12345.6,
+    "ms_per_step": 5.2,
+    "first_excluded": True,
+    "data_wait_included": True,
+    "test_accuracy": 0.9912,
+    "test_samples": 10000,
+    "final_loss": 0.02,
+    "end_to_end_seconds": 31.5,
+}
+
+
+def test_the_first_interval_is_left_out() -> None:
+    speed = Throughput()
+    speed.feed(steps=10, samples=640, seconds=100.0, waited_seconds=0.0)
+    speed.feed(steps=10, samples=640, seconds=2.0, waited_seconds=0.5)
+    speed.feed(steps=10, samples=600, seconds=3.0, waited_seconds=0.5)
+    assert speed.first_excluded
+    assert speed.images_per_second == 1240 / 5.0
+    assert speed.ms_per_step == 1000 * 5.0 / 20
+    assert speed.counted is not None and speed.counted.data_wait_share == 0.2
+
+
+def test_the_only_interval_is_used_and_that_is_said() -> None:
+    speed = Throughput()
+    assert (speed.images_per_second, speed.ms_per_step, speed.counted) == (None, None, None)
+    interval = speed.feed(steps=4, samples=100, seconds=2.0, waited_seconds=1.0)
+    assert not speed.first_excluded and interval.data_wait_share == 0.5
+    assert (speed.images_per_second, speed.ms_per_step) == (50.0, 500.0)
+
+
+def test_waiting_for_data_counts_unless_it_is_left_out() -> None:
+    with_wait, without = Throughput(), Throughput(data_wait_included=False)
+    for speed in (with_wait, without):
+        interval = speed.feed(steps=1, samples=100, seconds=2.0, waited_seconds=1.0)
+        assert speed.speed_of(interval) == speed.images_per_second
+    assert (with_wait.data_wait_included, with_wait.images_per_second) == (True, 50.0)
+    assert (without.data_wait_included, without.images_per_second, without.ms_per_step) == (False, 100.0, 1000.0)
+
+
+def test_an_interval_without_time_divides_by_nothing() -> None:
+    speed = Throughput()
+    interval = speed.feed(steps=0, samples=0, seconds=0.0, waited_seconds=0.0)
+    assert (speed.speed_of(interval), speed.step_time_of(interval), interval.data_wait_share) == (0.0, 0.0, 0.0)
+
+
+def test_the_summary_holds_every_figure_in_the_order_of_the_schema(tmp_path: Path) -> None:
+    path = write_summary(tmp_path, {"seed": 7, **FIGURES})
+    content = json.loads(path.read_text())
+    assert path.name == "summary.json" and content == {**FIGURES, "seed": 7}
+    assert list(content) == [*REQUIRED, "seed"]
+    assert content["case_name"] == "lenet5_bs64_1p_acc"
+
+
+def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
+    path = write_summary(tmp_path, {**FIGURES, "test_accuracy": None, "final_loss": math.nan})
+    content = json.loads(path.read_text())
+    assert content["test_accuracy"] is None and content["final_loss"] is None
+
+
+def test_a_missing_unknown_or_impossible_figure_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConvolveError, match="ms_per_step missing"):
+        write_summary(tmp_path, {name: value for name, value in FIGURES.items() if name != "ms_per_step"})
+    with pytest.raises(ConvolveError, match="image_per_second .*did you mean images_per_second"):
+        write_summary(tmp_path, {**FIGURES, "image_per_second": 1})
+    with pytest.raises(ConvolveError, match="test_accuracy=99.12: must be a share of 1"):
+        write_summary(tmp_path, {**FIGURES, "test_accuracy": 99.12})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_key_of_the_summary_is_explained_once() -> None:
+    assert not set(REQUIRED) & set(OPTIONAL)
+    assert all({**REQUIRED, **OPTIONAL}.values())
+
+
+def write_tables(folder: Path, *, metrics: bool = True, steps: int = 40, validations: int = 4) -> None:
+    writer = CsvWriter(folder)
+    for step in range(1, steps + 1):
+        loss = 2.3 / step if metrics else None
+        share = 1 - 0.9 / step if metrics else None
+        writer.train(TrainRecord(step, step / 10, step, 0.1 / step, loss, share, 1.0, 1.0, 0.0, 1.0))
+    for number in range(1, validations + 1):
+        writer.valid(ValidRecord(f"step-{number}", number * 10, number, 0.5 / number, 0.9, 100, 1.0, 100.0))
+    writer.close()
+
+
+def count_colour(path: Path, colour: tuple[int, int, int]) -> int:
+    with Image.open(path) as picture:
+        counts = picture.convert("RGB").getcolors(2**24) or []
+    return sum(count for count, found in counts if found == colour)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"metrics": False}, {"steps": 1, "validations": 0}, {"steps": 0}, {"steps": 1, "validations": 1}],
+    ids=["all", "no metrics", "one row", "validation only", "one of each"],
+)
+def test_curves_show_what_the_tables_have(shape: dict[str, int], tmp_path: Path) -> None:
+    write_tables(tmp_path, **shape)  # type: ignore[arg-type]
+    path = draw_curves(tmp_path)
+    assert path == tmp_path / "curves.png"
+    validated = shape.get("validations", 4) > 0
+    assert (count_colour(path, (0xE4, 0x57, 0x2E)) > 0) == validated
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+
+
+def test_a_run_that_diverged_is_drawn_as_far_as_its_numbers_go(tmp_path: Path) -> None:
+    writer = CsvWriter(tmp_path)
+    for step, loss in enumerate([2.3, 1e30, math.inf, math.nan], 1):
+        writer.train(TrainRecord(step, step, step, 0.1, loss, 0.1, 1.0, 1.0, 0.0, 1.0))
+    writer.close()
+    assert draw_curves(tmp_path).stat().st_size > 10_000
+
+
+def test_a_name_that_looks_like_a_formula_is_written_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "a$_{\\frac$"
+    folder.mkdir()
+    write_tables(folder)
+    draw_curves(folder)
+
+
+def test_curves_of_nothing_are_refused_and_a_bad_row_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConvolveError, match="nothing to draw"):
+        draw_curves(tmp_path)
+    (tmp_path / "training.csv").write_text("epoch,loss,accuracy,learning_rate\n1,2,0.5,0.1\n2,oops,0.5,0.1\n")
+    with pytest.raises(ConvolveError, match="training.csv: line 3 has no number for epoch or loss"):
+        draw_curves(tmp_path)
+
+
+def test_drawing_touches_no_global_state_of_matplotlib(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    draw_curves(tmp_path)
+    script = "import sys, convolve.report.curves; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(filter(None, sys.path))}).returncode
+        == 0
+    )

@@ -1,0 +1,43 @@
+"""`convolve doctor`: what it finds is what is there."""
+
+import json
+import re
+from importlib import metadata, resources
+
+from convolve import doctor
+from convolve.cli.doctor import run
+from convolve.kernels import build
+
+
+def test_every_extra_is_looked_for_with_all_of_its_packages():
+    extras = {}
+    for line in metadata.requires("convolve"):
+        if (wanted := re.search(r'extra == "(\w+)"', line.replace("'", '"'))) and wanted[1] != "dev":
+            extras.setdefault(wanted[1], set()).add(re.match(r"[\w-]+", line)[0])
+    assert {name: set(packages) for name, packages in doctor.EXTRAS.items()} == extras
+
+
+def test_every_c_file_is_tried():
+    root = resources.files("convolve")
+    packages = {path.parent.name for path in root.rglob("*.c")}
+    assert {f"convolve.{name}" for name in packages} == {package for package, _ in doctor.NATIVE.values()}
+
+
+def test_a_report_has_tried_what_it_tells(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "PROBES", [("matmul", "float32")])
+    assert run(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [ability["works"] for ability in report["abilities"]] == [True]
+    assert set(report["native"]) == {"layers", "pictures", "number formats"}
+    assert report["versions"]["python"].startswith("3.") and report["threads"] >= 1
+
+
+def test_a_c_file_that_cannot_be_compiled_is_told_with_the_reason(monkeypatch):
+    load = build.load
+
+    def refuse(package, file, options=()):
+        return "cc: no" if file == "winograd.c" else load(package, file, options)
+
+    monkeypatch.setattr(build, "load", refuse)
+    assert "cc: no" in doctor._try_native(*doctor.NATIVE["layers"]).split("; ")
+    assert "cc: no" not in doctor._try_native(*doctor.NATIVE["pictures"])

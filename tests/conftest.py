@@ -29,6 +29,19 @@ def private_surroundings(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory):
+    """A short run on the built-in digits, for everything that needs a trained model."""
+    from convolve.config.loading import resolve
+    from convolve.loggers.base import SilentConsole
+    from convolve.runs import session
+
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    given = {"epochs": 6, "threads": 1, "run_dir": folder, "curves": False}
+    session.train(resolve("lenet-digits", None, given).config, SilentConsole())
+    return folder
+
+
 @pytest.fixture
 def train_digits(tmp_path):
     """Train on the digits in this process and return the report."""

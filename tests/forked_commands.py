@@ -23,8 +23,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "pytest",
-        *(f"convolve.app.{verb}" for verb in ("train", "restore", "validate", "predict", "serve")),
-        *(f"convolve.cli.{verb}" for verb in ("train", "restore", "validate", "predict", "serve", "console", "result")),
+        *(f"convolve.{name}" for name in ("runs.session", "runs.validate", "inference.classifier", "serving.server")),
+        *(f"convolve.cli.{verb}" for verb in ("train", "restore", "validate", "predict", "serve", "console")),
     ]
 )
 PATIENCE = 240

@@ -2,7 +2,7 @@
 
 The one place that opens a pickle: in a process of its own, with torch's restricted reader, for `convolve convert`.
 
-`python -m convolve.checkpoint.unpickling SOURCE TARGET` reads a file that torch.save wrote, with `weights_only=True`
+`python -m convolve.checkpoint.convert SOURCE TARGET` reads a file that torch.save wrote, with `weights_only=True`
 (nothing but tensors and plain containers can come out of it), and writes its tensors as safetensors. Where the reader
 has a hole, it has it in a short-lived process without network clients or keys, whose memory is limited.
 """
@@ -56,7 +56,7 @@ def convert(source: Path, target: Path) -> ConvertReport:
 
 
 def _convert_apart(source: Path, made: Path) -> int:
-    words = [sys.executable, "-m", "convolve.checkpoint.unpickling", str(source), str(made)]
+    words = [sys.executable, "-m", "convolve.checkpoint.convert", str(source), str(made)]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "HOME", "LANG")}
     try:
         done = subprocess.run(words, env=kept, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, check=False)

@@ -7,7 +7,6 @@ from convolve import device
 from convolve.cli.command import Parser
 from convolve.cli.console import print_json
 from convolve.compat.options import translate_program
-from convolve.runs import average
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -36,7 +35,9 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("-N begins at 1, --discard-last at 0, and --decay lies between 0 and 1")
 
     device.prepare()
+
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.runs import average
 
     recipe = average.Recipe(options.mode, options.count, options.decay, options.discard_last, options.statistics)
     console = PlainConsole() if options.json else open_console()

@@ -13,14 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from convolve.distributed.topology import speaks
 from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, describe_train, describe_valid
-from convolve.runs.session import TrainReport
+
+if TYPE_CHECKING:
+    from convolve.runs.session import TrainReport
 
 REFRESH_SECONDS = 0.1
 
@@ -189,7 +191,7 @@ def size(count: float) -> str:
     raise AssertionError("the loop ends with GB")
 
 
-def finish(report: TrainReport) -> int:
+def finish(report: "TrainReport") -> int:
     """Say what came out, and give the exit code: 0, or 128 + signal number for a run that was stopped."""
     if not speaks():
         return 0 if report.stopped_by is None else 128 + int(report.stopped_by)

@@ -7,7 +7,6 @@ from pathlib import Path
 from convolve.cli.command import Parser
 from convolve.cli.console import print_json, print_table, size
 from convolve.compat.options import translate_program
-from convolve.data import check, prepare
 
 SHOWN_FINDINGS = 50
 
@@ -44,6 +43,8 @@ def _check_prepare(parser: Parser, options: argparse.Namespace) -> None:
 
 def _list(options: argparse.Namespace) -> int:
 
+    from convolve.data import check
+
     listings = check.list_datasets()
     if options.json:
         print_json(listings)
@@ -54,7 +55,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _get(options: argparse.Namespace) -> int:
+
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.data import check
 
     console = PlainConsole() if options.json else open_console()
     supply = check.get(options.name, progress=console.progress)
@@ -67,7 +70,9 @@ def _get(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Exit code 1 where a picture is broken or a prepared file is not what was written."""
+
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.data import check
 
     console = PlainConsole() if options.json else open_console()
     report = check.check(options.name, announce=console.say, progress=console.progress)
@@ -88,7 +93,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.data import prepare
     from convolve.data.prepare import Options
 
     console = PlainConsole() if options.json else open_console()

@@ -6,7 +6,6 @@ from pathlib import Path
 from convolve import device
 from convolve.cli.command import Parser
 from convolve.cli.console import print_json, print_table, size
-from convolve.runs import describe
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -21,7 +20,9 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
 
     device.prepare()
+
     from convolve.models.summary import name_size
+    from convolve.runs import describe
 
     if options.what is None:
         networks = describe.list_networks()
@@ -49,6 +50,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _show_schedule(what: str, as_json: bool) -> int:
+
+    from convolve.runs import describe
 
     curve = describe.trace_schedule(what)
     if as_json:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from convolve import device
 from convolve.cli.command import Parser
 from convolve.cli.console import print_json, size
-from convolve.export import export
 
 if TYPE_CHECKING:
     from convolve.export.export import ExportReport
@@ -31,7 +30,9 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse(arguments)
 
     device.prepare()
+
     from convolve.cli.console import PlainConsole, open_console
+    from convolve.export import export
 
     console = PlainConsole() if options.json else open_console()
     report = export.export(options.run, options.format, console, output=options.output, int8=options.int8)

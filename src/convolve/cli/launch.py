@@ -16,7 +16,6 @@ from convolve.compat.options import translate_program
 from convolve.config import Config
 from convolve.distributed.launch import ssh
 from convolve.errors import ConfigError
-from convolve.runs import session
 
 if TYPE_CHECKING:
     from convolve.distributed.launch.ssh import Job
@@ -74,6 +73,8 @@ def _parser() -> Parser:
 
 def _settle(command: list[str], options: Namespace) -> tuple[Config, Path, list[str]]:
     """The config of the training, the folder of its run, and the command that says both."""
+
+    from convolve.runs import session
     from convolve.runs.folder import settle_folder
 
     if options.num_replicas is not None:

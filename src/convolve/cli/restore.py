@@ -14,7 +14,6 @@ from convolve.compat.options import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.distributed.launch.local import follow_launcher
 from convolve.distributed.topology import speaks
-from convolve.runs import session
 
 if TYPE_CHECKING:
     from convolve.runs.session import Changes
@@ -45,6 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     options = read_options(arguments)
     follow_launcher()
     device.prepare()
+
+    from convolve.runs import session
 
     changes = read_changes(options)
     config = changes.apply(session.read_config(options.run))

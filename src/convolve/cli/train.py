@@ -9,7 +9,6 @@ from convolve.cli.console import print_json
 from convolve.compat.options import translate
 from convolve.distributed.launch.local import follow_launcher
 from convolve.distributed.topology import speaks
-from convolve.runs import session
 
 USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help puts that network's options first"
 
@@ -34,7 +33,9 @@ def run(arguments: Sequence[str]) -> int:
 
     follow_launcher()
     device.prepare()
+
     from convolve.cli.console import PlainConsole, finish, open_console
+    from convolve.runs import session
 
     report = session.train(config, PlainConsole() if options.json else open_console())
     code = finish(report)

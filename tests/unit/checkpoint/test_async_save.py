@@ -93,7 +93,7 @@ def test_a_process_that_ends_writes_what_it_began(tmp_path):
     script = """
 import sys, torch
 from pathlib import Path
-from convolve.checkpoint.background import BackgroundSaver
+from convolve.checkpoint.store import BackgroundSaver
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store
 saver = BackgroundSaver(Store(Path(sys.argv[1]), keep=None))

@@ -20,8 +20,8 @@ FIRST = "train-images-idx3-ubyte"
 CHILD = """
 import pickle, sys
 from pathlib import Path
-from convolve.data.dataset import ignore_progress
-from convolve.data.download import Patience, fetch_entry
+from convolve.data.fetch import fetch_entry
+from convolve.download import Patience, ignore_progress
 entry, folder = pickle.loads(bytes.fromhex(sys.argv[1]))
 print("started", flush=True)
 fetch_entry(entry, folder, ignore_progress, Patience(reach=5, stall=20))

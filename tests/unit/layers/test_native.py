@@ -28,12 +28,12 @@ def images(count=4):
 @pytest.fixture
 def refused_winograd(monkeypatch):
     """A compiler that refuses one C file of all."""
-    load = binding.native.load
+    load = binding.build.load
 
     def refuse(package, file, options=()):
         return "cc: no" if file == "winograd.c" else load(package, file, options)
 
-    monkeypatch.setattr(binding.native, "load", refuse)
+    monkeypatch.setattr(binding.build, "load", refuse)
     monkeypatch.setattr(binding, "_reasons", {})
     winograd.load.cache_clear()
     yield

@@ -164,8 +164,8 @@ FOREVER = """
 import sys
 from pathlib import Path
 from convolve.config import LogConfig
-from convolve.report.records import TrainRecord
-from convolve.report.writers import open_writers
+from convolve.loggers.base import TrainRecord
+from convolve.loggers.files import open_writers
 
 writers = open_writers(LogConfig(), Path(sys.argv[1]))
 step = 0

@@ -59,8 +59,8 @@ def test_tensorboard_takes_back_the_steps_after_a_restored_one(tmp_path: Path) -
 OFFLINE = """
 import sys
 from pathlib import Path
-from convolve.report.records import RunInfo, TrainRecord, ValidRecord
-from convolve.report.services import WandbWriter
+from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord
+from convolve.loggers.wandb import WandbWriter
 
 folder = Path(sys.argv[1])
 for restored in (None, 2):

@@ -11,8 +11,8 @@ from convolve.models.network import Network
 SOURCE = """
 from torch import nn
 
-from convolve.models.architecture import Architecture
-from convolve.models.initialisation import Layerwise, fan_in_uniform, zeros
+from convolve.models.spec import Architecture
+from convolve.layers.init import Layerwise, fan_in_uniform, zeros
 
 
 def blocks(order):

@@ -145,7 +145,7 @@ def test_any_memory_layout_is_rounded(key):
 
 def test_without_a_compiler_the_torch_form_does_the_work(tmp_path):
     code = (
-        "import torch; from convolve.numerics import kernel; from convolve.numerics.rounding import *;"
+        "import torch; from convolve.kernels import rounding as kernel; from convolve.numerics.rounding import *;"
         "from convolve.numerics.formats import FP16; assert kernel.load() is None;"
         "x = torch.tensor([1.0001]); round_(x, Grid(FP16)); assert x.item() == 1.0; print('done')"
     )

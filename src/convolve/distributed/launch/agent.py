@@ -1,4 +1,4 @@
-"""One instance of a job on its host: `python -m convolve.parallel.instance`, started by `convolve launch`.
+"""One instance of a job on its host: `python -m convolve.distributed.launch.agent`, started by `convolve launch`.
 
 It takes its orders from standard input. The first line says what to run; a line `stop` asks the ranks to save and end;
 and when the input ends, because the launcher or the way to it is gone, everything ends at once.

@@ -90,7 +90,7 @@ class Job:
 
     def command(self, instance: int) -> list[str]:
         """The words that start an instance."""
-        return self.reach(self.host_of(instance), self.script("-m", "convolve.parallel.instance"))
+        return self.reach(self.host_of(instance), self.script("-m", "convolve.distributed.launch.agent"))
 
     def orders(self, instance: int, arguments: Sequence[str], attempt: int) -> Orders:
         """What an instance is told; every attempt meets at a port of its own."""

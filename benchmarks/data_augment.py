@@ -17,7 +17,7 @@ device.prepare()
 import torch  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.build import fit_input, open_train_loader  # noqa: E402
+from convolve.data.build import fit_normalization, open_train_loader  # noqa: E402
 from convolve.data.lookup import generated_split  # noqa: E402
 
 MARK_MS = 3.0
@@ -34,12 +34,12 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    torch.set_num_threads(device.usable_threads())
+    torch.set_num_threads(device.available_threads())
     split = generated_split(10_000, 32, 3, 10, seed=0)
     best = {}
     for name, given in WAYS.items():
         config = DataConfig(normalisation="symmetric", **given)
-        windows = open_train_loader(split, fit_input(split, config), torch.device("cpu"), config).windows(
+        windows = open_train_loader(split, fit_normalization(split, config), torch.device("cpu"), config).windows(
             0, 0, (128, 128)
         )
         next(windows)

@@ -36,13 +36,13 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.build import choose_augment, choose_service, fit_input  # noqa: E402
+from convolve.data.build import augment_of, decoding_options, fit_normalization  # noqa: E402
 from convolve.data.dataset import Dataset  # noqa: E402
-from convolve.data.loader.decoding import Gallery, GalleryStock  # noqa: E402
-from convolve.data.prepare import Options, prepare  # noqa: E402
-from convolve.data.readers.detect import open_pictures  # noqa: E402
+from convolve.data.loader.decoding import DecodingFetcher, EncodedImages  # noqa: E402
+from convolve.data.prepare import PrepareOptions, prepare  # noqa: E402
+from convolve.data.readers.detect import open_images  # noqa: E402
 from convolve.download import ignore_progress  # noqa: E402
-from convolve.rng import Draw, epoch_order  # noqa: E402
+from convolve.rng import SampleRNG, epoch_permutation  # noqa: E402
 
 WORKERS, BATCH, SIZE = 2, 64, 224
 
@@ -96,18 +96,18 @@ def run_loader(dataset: Dataset, *, cached: bool = False) -> Callable[[], int]:
     """Uint8 batches, as the others make them: normalising is not part of the comparison."""
     config = DataConfig(workers=WORKERS, dataset_cache=cached, image_size=SIZE)
     samples = dataset.train
-    assert isinstance(samples, Gallery), "pictures are read when they are needed"
-    stock = GalleryStock(
-        samples, fit_input(samples, config), choose_augment(config, samples), choose_service(config, len(samples))
+    assert isinstance(samples, EncodedImages), "pictures are read when they are needed"
+    stock = DecodingFetcher(
+        samples, fit_normalization(samples, config), augment_of(config, samples), decoding_options(config, len(samples))
     )
     epochs = iter(range(1000))
 
     def run() -> int:
         epoch = next(epochs)
-        order = epoch_order(0, epoch, len(samples))
+        order = epoch_permutation(0, epoch, len(samples))
         begun, done = [], 0
         for start in range(0, len(order), BATCH):
-            begun.append(stock.begin(order[start : start + BATCH], Draw(0, epoch)))
+            begun.append(stock.begin(order[start : start + BATCH], SampleRNG(0, epoch)))
             if len(begun) > stock.ahead:
                 done += len(begun.pop(0)()[0])
         return done + sum(len(fetch()[0]) for fetch in begun)
@@ -133,15 +133,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    folders = open_pictures(options.folder, str(options.folder), ignore_progress)
+    folders = open_images(options.folder, str(options.folder), ignore_progress)
     if folders is None:
         print(f"{options.folder}: no pictures in it")
         return 2
     paths = sorted((options.folder / "train").rglob("*.*"))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "raw"
-        prepare(folders, place, Options("raw", size=SIZE), WORKERS, ignore_progress)
-        store = open_pictures(place, str(place), ignore_progress)
+        prepare(folders, place, PrepareOptions("raw", size=SIZE), WORKERS, ignore_progress)
+        store = open_images(place, str(place), ignore_progress)
         assert store is not None
         ways = {
             "Pillow DataLoader": run_pillow(paths),

@@ -31,9 +31,9 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.build import fit_input, open_train_loader  # noqa: E402
+from convolve.data.build import fit_normalization, open_train_loader  # noqa: E402
 from convolve.data.dataset import Dataset  # noqa: E402
-from convolve.data.readers.detect import open_pictures  # noqa: E402
+from convolve.data.readers.detect import open_images  # noqa: E402
 from convolve.download import ignore_progress  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
 
@@ -65,7 +65,7 @@ def write_tars(root: Path, train: list[Sample], test: list[Sample], shards: int)
 
 def open_timed(root: Path) -> tuple[Dataset, float]:
     began = time.perf_counter()
-    found = open_pictures(root, str(root), ignore_progress)
+    found = open_images(root, str(root), ignore_progress)
     assert found is not None
     return found, time.perf_counter() - began
 
@@ -74,7 +74,7 @@ def seek(dataset: Dataset, position: int) -> float:
     """Seconds to the first batch from a position, with a new loader."""
     config = DataConfig(image_size=16, workers=2)
     began = time.perf_counter()
-    loader = open_train_loader(dataset.train, fit_input(dataset.train, config), torch.device("cpu"), config)
+    loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), torch.device("cpu"), config)
     window = next(loader.windows(0, position, (BATCH, BATCH)))
     assert window.samples == min(BATCH, len(dataset.train) - position % len(dataset.train))
     return time.perf_counter() - began

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from convolve.config.loading import resolve  # noqa: E402
 from convolve.data.dataset import Dataset, Samples  # noqa: E402
-from convolve.data.loader.decoding import Gallery  # noqa: E402
-from convolve.data.prepare import Options, prepare  # noqa: E402
-from convolve.data.readers.detect import open_pictures  # noqa: E402
+from convolve.data.loader.decoding import EncodedImages  # noqa: E402
+from convolve.data.prepare import PrepareOptions, prepare  # noqa: E402
+from convolve.data.readers.detect import open_images  # noqa: E402
 from convolve.download import ignore_progress  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
@@ -32,13 +32,13 @@ SIZE, STORED, MARK = 128, 160, 0.05
 
 
 def list_samples(samples: Samples) -> list[Sample]:
-    assert isinstance(samples, Gallery), "pictures are read when they are needed"
+    assert isinstance(samples, EncodedImages), "pictures are read when they are needed"
     return [(bytes(samples.source.read(row)), label) for row, label in enumerate(samples.labels.tolist())]
 
 
 def write_formats(dataset: Dataset, scratch: Path) -> None:
-    prepare(dataset, scratch / "tar", Options("webdataset"), 2, ignore_progress)
-    prepare(dataset, scratch / "raw store", Options("raw", size=STORED), 2, ignore_progress)
+    prepare(dataset, scratch / "tar", PrepareOptions("webdataset"), 2, ignore_progress)
+    prepare(dataset, scratch / "raw store", PrepareOptions("raw", size=STORED), 2, ignore_progress)
     write_imagenet(scratch / "tfrecord", list_samples(dataset.train), list_samples(dataset.test), shards=8)
 
 
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=4)
     options = parser.parse_args()
-    dataset = open_pictures(options.folder, str(options.folder), ignore_progress)
+    dataset = open_images(options.folder, str(options.folder), ignore_progress)
     if dataset is None:
         print(f"{options.folder}: no pictures in it")
         return 2

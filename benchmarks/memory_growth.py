@@ -20,7 +20,7 @@ from convolve.runs import session
 device.prepare()
 
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.loggers.base import SilentConsole, ValidRecord  # noqa: E402
+from convolve.loggers.base import SilentConsole, ValidationRecord  # noqa: E402
 from turns import within  # noqa: E402
 
 WARM_UP, LIMIT_PERCENT = 10, 1.0
@@ -32,7 +32,7 @@ class MemoryConsole(SilentConsole):
     def __init__(self) -> None:
         self.megabytes: list[float] = []
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         status = Path("/proc/self/status").read_text()
         self.megabytes.append(int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024)
 

@@ -31,37 +31,37 @@ def build_steps(name: str) -> dict[str, Callable[[], None]]:
     import torch
 
     from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
-    from convolve.data.loader.loader import Batch, Window
-    from convolve.engine.forward_backward import Setting, WholeExecutor
+    from convolve.data.loader.loader import MicroBatch, StepBatch
+    from convolve.engine.forward_backward import ForwardBackward, PassContext
     from convolve.engine.loss import CrossEntropy
-    from convolve.engine.metrics import NullTally
+    from convolve.engine.metrics import NullMetrics
     from convolve.engine.state import TrainState
-    from convolve.engine.step import StepParts, clip_nothing, train_step
+    from convolve.engine.step import StepParts, no_clipping, train_step
     from convolve.models import registry
     from convolve.numerics.loss_scaling import build_scaler
-    from convolve.numerics.select import build_arithmetic, choose
-    from convolve.optim.optimizers import build_optimiser
+    from convolve.numerics.select import build_execution, select_numerics
+    from convolve.optim.optimizers import build_optimizer
 
     size, shape, classes = CASES[name]
     torch.manual_seed(0)
     images = torch.randn(size, *shape).to(memory_format=torch.channels_last)
-    window = Window((Batch(images, torch.arange(size) % classes, 0),), size)
+    window = StepBatch((MicroBatch(images, torch.arange(size) % classes, 0),), size)
     cpu, steps = torch.device("cpu"), dict[str, Callable[[], None]]()
     for policy, given in POLICIES.items():
         network = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
         network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         precision = PrecisionConfig(**given)
-        choice = choose(precision, cpu)
-        arithmetic = build_arithmetic(choice, cpu)
+        choice = select_numerics(precision, cpu)
+        arithmetic = build_execution(choice, cpu)
         arithmetic.attach(network)
         arithmetic.begin()
-        optimiser = build_optimiser(network, OptimConfig(optimiser="momentum"))
+        optimiser = build_optimizer(network, OptimConfig(optimiser="momentum"))
         scaler = build_scaler(precision, choice.policy, (1, 1))
         state = TrainState(network, optimiser, arithmetic=arithmetic, scaler=scaler)
         parts = StepParts(
             lambda samples: 0.01,
-            WholeExecutor(network, CrossEntropy(), NullTally(), Setting(0, arithmetic)),
-            clip_nothing,
+            ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0, arithmetic)),
+            no_clipping,
         )
         steps[policy] = partial(train_step, state, window, parts)
     return steps
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, nargs="+", default=["resnet20-cifar", "resnet18"])
     options = parser.parse_args()
     device.prepare()
-    device.choose("cpu", options.threads)
+    device.select("cpu", options.threads)
     sys.exit(0 if all([measure(name, options.steps) for name in options.only]) else 1)
 
 

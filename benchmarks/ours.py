@@ -14,10 +14,10 @@ from convolve import device
 
 device.prepare()
 
-from convolve.bench.train import Contestant, Pace, measure_matmul  # noqa: E402
+from convolve.bench.train import BenchRun, StepRate, measure_matmul  # noqa: E402
 from convolve.cli.command import Parser, add_config_flags, read_config  # noqa: E402
 from convolve.compat.options import translate  # noqa: E402
-from convolve.distributed.collectives import Alone  # noqa: E402
+from convolve.distributed.collectives import SingleProcess  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
 from turns import Turn, serve, timed  # noqa: E402
 
@@ -28,8 +28,8 @@ def main() -> None:
     add_config_flags(parser)
     config = read_config(parser.parse(translate(words)))
     with tempfile.TemporaryDirectory() as folder:
-        contestant = Contestant(config, Path(folder), SilentConsole(), Alone())
-        contestant.warm_up(Pace(warmup=2, run_steps=steps))
+        contestant = BenchRun(config, Path(folder), SilentConsole(), SingleProcess())
+        contestant.warm_up(StepRate(warmup=2, run_steps=steps))
 
         train = timed(lambda: contestant.go(steps).samples)
 

@@ -22,13 +22,13 @@ device.prepare()
 import torch  # noqa: E402
 
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.distributed.collectives import Alone  # noqa: E402
-from convolve.engine.callbacks import Rhythm  # noqa: E402
-from convolve.engine.loop import Action, StopRequest, fit, samples_after  # noqa: E402
+from convolve.distributed.collectives import SingleProcess  # noqa: E402
+from convolve.engine.callbacks import IntervalTrigger  # noqa: E402
+from convolve.engine.loop import Callback, StopRequest, fit, samples_after_steps  # noqa: E402
 from convolve.engine.state import TrainState  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
-from convolve.loggers.files import open_writers  # noqa: E402
-from convolve.runs.session import Training  # noqa: E402
+from convolve.loggers.files import open_loggers  # noqa: E402
+from convolve.runs.session import Session  # noqa: E402
 from turns import within  # noqa: E402
 
 EVERY_SECONDS, LIMIT_PERCENT = 30.0, 3.5
@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, object]] = {
 class Timed:
     """An action with a clock: seconds and processor seconds of every call that took any."""
 
-    def __init__(self, inner: Action) -> None:
+    def __init__(self, inner: Callback) -> None:
         self.inner = inner
         self.seconds = 0.0
         self.last_seconds = 0.0
@@ -68,17 +68,31 @@ def measure(name: str, seconds: float) -> float:
     """The share of saving and logging in percent."""
     given = {**CASES[name], "generated_data": True, "validation_mode": "none"}
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(resolve(None, None, given).config, Path(folder), SilentConsole(), Alone())
-        with open_writers(training.config.log, Path(folder)) as writer:
+        training = Session(resolve(None, None, given).config, Path(folder), SilentConsole(), SingleProcess())
+        with open_loggers(training.config.log, Path(folder)) as writer:
             training.writer = writer
             actions, windows, per_epoch = training.assemble(), training.windows(), len(training.loader)
-            fit(training.state, windows, actions.parts, [], samples_after(3, training.config, per_epoch), StopRequest())
+            fit(
+                training.state,
+                windows,
+                actions.parts,
+                [],
+                samples_after_steps(3, training.config, per_epoch),
+                StopRequest(),
+            )
             began = time.perf_counter()
-            fit(training.state, windows, actions.parts, [], samples_after(6, training.config, per_epoch), StopRequest())
+            fit(
+                training.state,
+                windows,
+                actions.parts,
+                [],
+                samples_after_steps(6, training.config, per_epoch),
+                StopRequest(),
+            )
             steps = 6 + 2 * max(1, round(seconds * 3 / (time.perf_counter() - began) / 2))
-            total = samples_after(steps, training.config, per_epoch)
+            total = samples_after_steps(steps, training.config, per_epoch)
             log, save = Timed(actions.log), Timed(actions.save)
-            actions.save.rhythm = Rhythm(Fraction(total * 2, 3), total)
+            actions.save.rhythm = IntervalTrigger(Fraction(total * 2, 3), total)
             began = time.perf_counter()
             fit(training.state, windows, actions.parts, [log, save], total, StopRequest())
             took = time.perf_counter() - began - save.last_seconds

@@ -26,15 +26,15 @@ from convolve.config import ModelConfig, OptimConfig  # noqa: E402
 from convolve.data.loader.loader import MemoryLoader  # noqa: E402
 from convolve.data.lookup import generated_split  # noqa: E402
 from convolve.data.transforms.normalize import Transform  # noqa: E402
-from convolve.engine.forward_backward import Setting, WholeExecutor  # noqa: E402
+from convolve.engine.forward_backward import ForwardBackward, PassContext  # noqa: E402
 from convolve.engine.loop import StopRequest, fit  # noqa: E402
 from convolve.engine.loss import CrossEntropy  # noqa: E402
-from convolve.engine.metrics import NullTally  # noqa: E402
+from convolve.engine.metrics import NullMetrics  # noqa: E402
 from convolve.engine.state import TrainState  # noqa: E402
-from convolve.engine.step import StepParts, clip_nothing  # noqa: E402
+from convolve.engine.step import StepParts, no_clipping  # noqa: E402
 from convolve.models import registry  # noqa: E402
-from convolve.optim.optimizers import build_optimiser  # noqa: E402
-from convolve.rng import epoch_order  # noqa: E402
+from convolve.optim.optimizers import build_optimizer  # noqa: E402
+from convolve.rng import epoch_permutation  # noqa: E402
 from data_seek import make_samples, open_timed, seek, write_tars  # noqa: E402
 from turns import within  # noqa: E402
 
@@ -51,9 +51,9 @@ class Trainee:
         self.loader = MemoryLoader(split, Transform(28, 28, (0.5,), (0.5,)), torch.device("cpu"))
         options = ModelConfig(model="lenet-bn")
         network = registry.build("lenet-bn", classes=10, input_shape=(1, 28, 28), seed=0, options=options)
-        self.state = TrainState(network, build_optimiser(network, OptimConfig(optimiser="adam")))
-        executor = WholeExecutor(network, CrossEntropy(), NullTally(), Setting(0))
-        self.parts = StepParts(lambda samples: 1e-3, executor, clip_nothing)
+        self.state = TrainState(network, build_optimizer(network, OptimConfig(optimiser="adam")))
+        executor = ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0))
+        self.parts = StepParts(lambda samples: 1e-3, executor, no_clipping)
         self.windows = self.loader.windows(0, 0, (BATCH, BATCH))
         self.run(1)
         self.first_seconds = time.perf_counter() - began
@@ -67,7 +67,7 @@ class Trainee:
 
 def measure_steps(large: int, rounds: int) -> bool:
     began = time.perf_counter()
-    epoch_order(0, 1, large)
+    epoch_permutation(0, 1, large)
     print(f"order of an epoch of {large:,}: {time.perf_counter() - began:.3f} s")
     trainees = {count: Trainee(count) for count in (SMALL, large)}
     times: dict[int, list[float]] = {count: [] for count in trainees}
@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1_280_000)
     parser.add_argument("--indexed", type=int, default=100_000)
     options = parser.parse_args()
-    torch.set_num_threads(device.usable_threads())
+    torch.set_num_threads(device.available_threads())
     held = [measure_steps(options.samples, options.rounds), measure_index(options.indexed)]
     return 0 if all(held) else 1
 

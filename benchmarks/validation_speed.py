@@ -46,21 +46,21 @@ def play_ours(count: int) -> None:
     device.prepare()
     from convolve.config.loading import resolve
     from convolve.data.dataset import Split
-    from convolve.engine.build import build_network, gather_material
+    from convolve.engine.build import build_model, open_data
     from convolve.loggers.base import SilentConsole
-    from convolve.runs.load import Trained
+    from convolve.runs.load import TrainedModel
     from convolve.runs.validate import validate_one
 
     given = {"generated_data": True, "valid_batch_size": BATCH}
     config = resolve("resnet20-cifar10", None, given).config
-    material = gather_material(config, SilentConsole())
+    material = open_data(config, SilentConsole())
     test = material.dataset.test
     assert isinstance(test, Split), "generated images are kept in memory"
     few = replace(material.dataset, test=Split(test.images[:count], test.labels[:count]))
     material = replace(material, dataset=few)
     classes = material.dataset.classes
-    network = build_network(config, material.transform, len(classes), material.device).eval()
-    trained = Trained(Path("resnet20"), config, network, material.transform, classes, 0, 0.0)
+    network = build_model(config, material.transform, len(classes), material.device).eval()
+    trained = TrainedModel(Path("resnet20"), config, network, material.transform, classes, 0, 0.0)
     validate_one(trained, material)
     serve(timed(lambda: validate_one(trained, material).samples))
 

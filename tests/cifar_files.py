@@ -5,19 +5,19 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.catalog import CIFAR10, CIFAR100, Entry
+from convolve.data.catalog import CIFAR10, CIFAR100, DatasetInfo
 
 COUNT = 7
 
 
-def records(entry: Entry, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def records(entry: DatasetInfo, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Planes [N, 3072], fine labels and coarse labels."""
     chance = np.random.default_rng(seed)
     planes = chance.integers(0, 256, (COUNT, 3072), np.uint8)
     return planes, chance.integers(0, len(entry.classes), COUNT), chance.integers(0, 20, COUNT)
 
 
-def write_binary(folder: Path, entry: Entry) -> Path:
+def write_binary(folder: Path, entry: DatasetInfo) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number, file in enumerate(entry.files):
         planes, fine, coarse = records(entry, number)
@@ -52,7 +52,7 @@ def old_pickle(fields: dict[bytes, object]) -> bytes:
     return b"\x80\x02}q\x00(" + body + b"u."
 
 
-def write_python(folder: Path, entry: Entry) -> Path:
+def write_python(folder: Path, entry: DatasetInfo) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number, file in enumerate(entry.files):
         planes, fine, coarse = records(entry, number)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.catalog import MNIST, Entry, IdxFile
+from convolve.data.catalog import MNIST, DatasetInfo, IdxFile
 from convolve.data.readers.mnist import pack_idx
 
 
@@ -86,7 +86,7 @@ class Sample:
             (folder / f"{file.name}{ending}").write_bytes(gzip.compress(contents) if ending == ".gz" else contents)
         return folder
 
-    def entry(self, mirror: str) -> Entry:
+    def entry(self, mirror: str) -> DatasetInfo:
         """A catalogue entry for these contents, to be had from `mirror` only."""
         contents = [pack_idx(values) for values in self.arrays]
         files = tuple(
@@ -95,7 +95,7 @@ class Sample:
         )
         return replace(MNIST, files=files, mirrors=(mirror,), wheel=None)
 
-    def fill(self, server: Server) -> Entry:
+    def fill(self, server: Server) -> DatasetInfo:
         entry = self.entry(server.url)
         for file, values in zip(entry.files, self.arrays, strict=True):
             server.files[f"{file.name}.gz"] = gzip.compress(pack_idx(values))

@@ -4,8 +4,8 @@ import numpy as np
 from PIL import Image
 
 from convolve.config.loading import resolve
-from convolve.data.prepare import Options, prepare
-from convolve.data.readers.detect import open_pictures
+from convolve.data.prepare import PrepareOptions, prepare
+from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
 from record_files import write_imagenet, write_tfds
 
@@ -27,9 +27,9 @@ def write_every_format(root):
             folder.mkdir(parents=True, exist_ok=True)
             coarse = Image.fromarray(chance.integers(0, 256, (4, 4, 3), np.uint8))
             coarse.resize((80, 80), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=90)
-    dataset = open_pictures(root / "folder", "folder", ignore_progress)
-    prepare(dataset, root / "tar", Options("webdataset", shard_samples=7), 2, ignore_progress)
-    prepare(dataset, root / "raw", Options("raw", size=80), 2, ignore_progress)
+    dataset = open_images(root / "folder", "folder", ignore_progress)
+    prepare(dataset, root / "tar", PrepareOptions("webdataset", shard_samples=7), 2, ignore_progress)
+    prepare(dataset, root / "raw", PrepareOptions("raw", size=80), 2, ignore_progress)
     train_samples, test_samples = (_listed(split) for split in (dataset.train, dataset.test))
     write_imagenet(root / "tfrecord", train_samples, test_samples, shards=3)
     write_tfds(root / "tfds", train_samples, test_samples, shards=2)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convolve.config.loading import find_entry, flag_name, json_schema, load_entries, resolve
+from convolve.config.loading import find_config, flag_name, json_schema, load_entries, resolve
 
-__all__ = ["Listing", "Value", "json_schema", "list_configs", "show"]
+__all__ = ["ConfigListing", "Value", "json_schema", "list_configs", "show"]
 
 
 @dataclass(frozen=True)
-class Listing:
+class ConfigListing:
     """One named config in the list."""
 
     name: str
@@ -28,13 +28,13 @@ class Value:
     origin: str
 
 
-def list_configs(path: Path | None) -> list[Listing]:
+def list_configs(path: Path | None) -> list[ConfigListing]:
     """Every named config, the user's own included."""
-    return [Listing(entry.name, entry.summary, entry.base, entry.also) for entry in load_entries(path).values()]
+    return [ConfigListing(entry.name, entry.summary, entry.base, entry.also) for entry in load_entries(path).values()]
 
 
 def show(name: str, path: Path | None) -> list[Value]:
     """One config with all its values."""
-    find_entry(name, load_entries(path))
+    find_config(name, load_entries(path))
     resolved = resolve(name, path)
     return [Value(flag_name(knob), value, resolved.origins[knob]) for knob, value in resolved.config.values().items()]

@@ -54,7 +54,7 @@ print(flop / best / 1e9)
 
 
 @dataclass(frozen=True)
-class Ability:
+class Capability:
     """Whether one operation works in one number format on this CPU, and how fast."""
 
     operation: str
@@ -105,7 +105,7 @@ def _recall() -> dict[str, dict[str, object]]:
     return known if isinstance(known, dict) else {}
 
 
-def _remember(name: str, ability: Ability) -> None:
+def _remember(name: str, ability: Capability) -> None:
     file = _probe_file()
     draft = file.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -117,12 +117,12 @@ def _remember(name: str, ability: Ability) -> None:
         draft.unlink(missing_ok=True)
 
 
-def probe(operation: str, number_format: str, *, limited: bool) -> Ability:
+def probe(operation: str, number_format: str, *, limited: bool) -> Capability:
     """Run one operation in a child process (or recall its answer); a child that dies means "does not work"."""
     name = f"{operation}-{number_format}-{'limited' if limited else 'free'}"
     known = _recall().get(name)
     if known is not None:
-        return Ability(**known)  # type: ignore[arg-type]
+        return Capability(**known)  # type: ignore[arg-type]
     environment = {key: value for key, value in os.environ.items() if key != ISA_LIMIT}
     if limited:
         environment[ISA_LIMIT] = SAFE_ISA
@@ -134,7 +134,7 @@ def probe(operation: str, number_format: str, *, limited: bool) -> Ability:
         check=False,
     )
     works = done.returncode == 0
-    ability = Ability(operation, number_format, works, float(done.stdout) if works else 0.0, limited)
+    ability = Capability(operation, number_format, works, float(done.stdout) if works else 0.0, limited)
     _remember(name, ability)
     return ability
 
@@ -159,7 +159,7 @@ def _keep_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def usable_threads() -> int:
+def available_threads() -> int:
     """CPU threads that this process may really use: OMP_NUM_THREADS, affinity and the control group's quota count."""
     if os.environ.get("OMP_NUM_THREADS", "").isdigit():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
@@ -188,11 +188,11 @@ def available() -> list[str]:
     return [*found, "cpu"]
 
 
-def choose(name: str, threads: int | None) -> torch.device:
+def select(name: str, threads: int | None) -> torch.device:
     """The device to train on, with the CPU's threads set and repeatable algorithms switched on."""
     import torch
 
-    torch.set_num_threads(threads or usable_threads())
+    torch.set_num_threads(threads or available_threads())
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Repeatable algorithms would also fill every new tensor before it is written: time for nothing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -209,7 +209,7 @@ def choose(name: str, threads: int | None) -> torch.device:
     return torch.device(name)
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the device has done what was asked of it, so that a clock can be read."""
     import torch
 
@@ -217,7 +217,7 @@ def synchronise(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def widest_float(device: torch.device) -> torch.dtype:
+def accumulation_dtype(device: torch.device) -> torch.dtype:
     """The format with most bits that the device adds up in."""
     import torch
 

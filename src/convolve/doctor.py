@@ -40,7 +40,7 @@ class DoctorReport:
     cache: str
     amx: str
     isa_limit: str | None
-    abilities: list[device.Ability]
+    abilities: list[device.Capability]
     native: dict[str, str]
     extras: dict[str, bool]
 
@@ -61,7 +61,7 @@ def run(console: Console) -> DoctorReport:
         },
         devices=device.available(),
         cpu=device.cpu_name(),
-        threads=device.usable_threads(),
+        threads=device.available_threads(),
         memory_bytes=device.memory_bytes(),
         cache=str(device.cache_folder()),
         amx=_amx(broken),

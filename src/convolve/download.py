@@ -46,14 +46,14 @@ _RANGE_IS_EMPTY = 416
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Seconds to wait: for the first sign of any mirror, and for the next bytes of a transfer."""
 
     reach: float = 5.0
     stall: float = 10.0
 
 
-PATIENT = Patience()
+DEFAULT_TIMEOUTS = Timeouts()
 
 
 class MirrorError(Exception):

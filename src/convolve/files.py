@@ -41,7 +41,7 @@ from typing import IO
 from convolve.errors import ConvolveError
 
 
-def write_synced(path: Path, data: bytes, stage: str) -> None:
+def write_and_sync(path: Path, data: bytes, stage: str) -> None:
     """Write a new file and wait until the disk has it; `stage` names it to the failpoints."""
     with path.open("xb") as file:
         file.write(data)
@@ -60,13 +60,13 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def fill_folder(path: Path, files: Mapping[str, bytes]) -> None:
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder with these files, in this order, and wait until the disk has all of it."""
-    discard(path)
+    remove_quietly(path)
     path.mkdir()
     failpoint("temp-made")
     for name, data in files.items():
-        write_synced(path / name, data, name)
+        write_and_sync(path / name, data, name)
     sync_folder(path)
     failpoint("temp-synced")
 
@@ -82,7 +82,7 @@ def remove_folder(path: Path, withdrawn: Path) -> None:
     failpoint("removed")
 
 
-def discard(path: Path) -> None:
+def remove_quietly(path: Path) -> None:
     """Remove a private file or folder if that is possible; otherwise it stays behind its dot and is swept later."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
@@ -176,7 +176,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        mend(path)
+        repair_lines(path)
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -203,7 +203,7 @@ class LineFile:
         self._file.close()
 
 
-def mend(path: Path) -> None:
+def repair_lines(path: Path) -> None:
     """Cut off a last line that has no end."""
     try:
         data = path.read_bytes()

@@ -54,7 +54,7 @@ def _word(part: Key) -> int:
     return part & _MASK
 
 
-def mix(*key: Key) -> int:
+def hash_key(*key: Key) -> int:
     """One 64-bit number for a key; any change of any part changes all of it."""
     state = 0
     for part in key:
@@ -64,7 +64,7 @@ def mix(*key: Key) -> int:
 
 def hash_counters(counters: npt.ArrayLike, *key: Key) -> Words:
     """64 random bits for each counter under one key."""
-    z = np.asarray(counters).astype(np.uint64) ^ np.uint64(mix(*key))
+    z = np.asarray(counters).astype(np.uint64) ^ np.uint64(hash_key(*key))
     with np.errstate(over="ignore"):
         z = z + np.uint64(_GAMMA)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
@@ -81,14 +81,14 @@ def uniforms(counters: npt.ArrayLike, *key: Key) -> npt.NDArray[np.float64]:
 
 def generator(*key: Key) -> np.random.Generator:
     """A numpy generator (Philox) that belongs to one key."""
-    return np.random.Generator(np.random.Philox(key=mix(*key)))
+    return np.random.Generator(np.random.Philox(key=hash_key(*key)))
 
 
-_MOST = 64
+_MAX_COUNT = 64
 
 
 @dataclass(frozen=True)
-class Draw:
+class SampleRNG:
     """What random choices about a sample are keyed by, besides the sample itself."""
 
     seed: int
@@ -96,8 +96,8 @@ class Draw:
 
     def numbers(self, samples: npt.NDArray[np.int64], count: int, what: str) -> npt.NDArray[np.float64]:
         """`count` doubles in [0, 1) for each sample: [N, count]."""
-        assert count <= _MOST, f"{count} numbers for one choice, at most {_MOST} have keys of their own"
-        counters = samples[:, None] * _MOST + np.arange(count)
+        assert count <= _MAX_COUNT, f"{count} numbers for one choice, at most {_MAX_COUNT} have keys of their own"
+        counters = samples[:, None] * _MAX_COUNT + np.arange(count)
         return uniforms(counters, self.seed, what, self.epoch)
 
     def coins(self, samples: npt.NDArray[np.int64], what: str) -> npt.NDArray[np.bool_]:
@@ -113,9 +113,9 @@ class Draw:
         return np.logical_xor(first, bool(self.epoch & 1))
 
 
-Order = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
-def epoch_order(seed: int, epoch: int, count: int) -> Order:
+def epoch_permutation(seed: int, epoch: int, count: int) -> Indices:
     """The sample numbers of one epoch, each once."""
     return generator(seed, "order", epoch).permutation(count).astype(np.int64)

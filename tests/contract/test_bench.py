@@ -8,8 +8,8 @@ from PIL import Image
 
 from convolve.cli.main import dispatch
 from convolve.config.loading import resolve
-from convolve.data.prepare import Options, prepare
-from convolve.data.readers.detect import open_pictures
+from convolve.data.prepare import PrepareOptions, prepare
+from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
 from reduction import as_flags, reduce_size
 
@@ -58,8 +58,8 @@ def test_a_benchmark_line_runs_on_webdataset_at_reduced_size(capsys, tmp_path):
             folder = tmp_path / "pictures" / split / ("cat", "dog")[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(chance.integers(0, 256, (40, 40, 3), np.uint8)).save(folder / f"{number}.jpg")
-    pictures = open_pictures(tmp_path / "pictures", "pictures", ignore_progress)
-    prepare(pictures, tmp_path / "tars", Options("webdataset"), 1, ignore_progress)
+    pictures = open_images(tmp_path / "pictures", "pictures", ignore_progress)
+    prepare(pictures, tmp_path / "tars", PrepareOptions("webdataset"), 1, ignore_progress)
     given = {"dataset": None, "data_dir": tmp_path / "tars", "image_size": 32}
     speed = measure(capsys, "resnet50-benchmark-m2000", given)
     assert speed["images_per_second"] > 0 and 0 <= speed["data_wait_share"] < 1

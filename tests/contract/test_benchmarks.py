@@ -73,7 +73,7 @@ def test_the_plain_networks_are_ours_in_size(turns, plain, ours):
     from plain_networks import build
 
     network, shape, classes = build(plain)
-    other = registry.sketch(ours, classes=classes, input_shape=shape, options=ModelConfig(model=ours))
+    other = registry.build_meta(ours, classes=classes, input_shape=shape, options=ModelConfig(model=ours))
     assert sum(one.numel() for one in network.parameters()) == sum(one.numel() for one in other.parameters())
 
 

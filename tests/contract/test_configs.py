@@ -41,8 +41,8 @@ def test_a_shipped_config_can_be_described(name):
 def list_blocks(options):
     """The blocks of a network at its own size; many configs train the same one."""
     model = ModelConfig.model_validate_json(options)
-    own = registry.settle(model.model, model)
-    return set(registry.sketch(model.model, classes=own.classes, input_shape=own.input_shape, options=model).blocks)
+    own = registry.resolve(model.model, model)
+    return set(registry.build_meta(model.model, classes=own.classes, input_shape=own.input_shape, options=model).blocks)
 
 
 @pytest.mark.parametrize("name", list(shipped()))

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from convolve.cli.command import Parser, add_config_flags, read_config
-from convolve.cli.main import VERBS, dispatch
+from convolve.cli.main import COMMANDS, dispatch
 from convolve.compat.options import PROGRAMS, translate, translate_program
 from convolve.errors import ConfigError
 from documents import ROOT, commands, fill_desk, run_command, tables
@@ -65,7 +65,7 @@ def test_an_option_of_a_table_becomes_what_its_row_says(page, verb, option, ours
         assert found or not any(word.startswith("-") for word in CODE.findall(ours))
 
 
-@pytest.mark.parametrize("verb", sorted({verb for _, verb, *_ in CASES} & set(VERBS)))
+@pytest.mark.parametrize("verb", sorted({verb for _, verb, *_ in CASES} & set(COMMANDS)))
 def test_every_flag_that_a_table_offers_exists(verb, capsys):
     offered = {word for _, own, _, ours, _ in CASES if own == verb for word in CODE.findall(ours) if word[0] == "-"}
     assert offered <= flags_of(verb, capsys)

@@ -12,7 +12,7 @@ import yaml
 
 from convolve.checkpoint import convert
 from convolve.config import loading
-from convolve.data.catalog import KNOWN
+from convolve.data.catalog import CATALOG
 from convolve.kernels import build
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_yaml_is_read_by_a_safe_loader_only() -> None:
 
 
 def test_every_file_that_can_be_downloaded_has_a_published_checksum() -> None:
-    for entry in KNOWN.values():
+    for entry in CATALOG.values():
         published = [*entry.files, *([entry.archive] if entry.archive else [])]
         assert all(len(file.sha256) == 64 and file.size > 0 for file in published)
         assert entry.wheel is None or len(entry.wheel.sha256) == 64
@@ -164,7 +164,7 @@ def test_temporary_folders_belong_to_the_user_alone(tmp_path: Path, monkeypatch:
     MADE, before = [], os.umask(0)
     try:
         convert.convert(tmp_path / "model.pth", tmp_path / "model.safetensors")
-        build._make_private(tmp_path / "cache" / "native")
+        build._require_private(tmp_path / "cache" / "native")
     finally:
         made, MADE = MADE, None
         os.umask(before)
@@ -176,5 +176,5 @@ def test_native_code_is_not_loaded_from_a_folder_that_others_can_write_to(tmp_pa
     folder = tmp_path / "native"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(build._NotMadeError, match="others may write there"):
-        build._make_private(folder)
+    with pytest.raises(build._BuildError, match="others may write there"):
+        build._require_private(folder)

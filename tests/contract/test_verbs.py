@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from convolve.cli.main import VERBS, dispatch, main
+from convolve.cli.main import COMMANDS, dispatch, main
 from convolve.config.loading import resolve, shipped
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
@@ -158,7 +158,7 @@ def test_bench_data_reports_its_documented_keys(capsys):
 
 
 def test_every_verb_has_help(capsys):
-    for verb in VERBS:
+    for verb in COMMANDS:
         with pytest.raises(SystemExit) as caught:
             dispatch([verb, "--help"])
         assert caught.value.code == 0

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 from convolve.config.loading import resolve
-from convolve.data.image_io import read_picture
+from convolve.data.image_io import read_image
 from convolve.data.lookup import load_digits
 from convolve.export import export
 from convolve.export.formats import open_export
 from convolve.inference import classifier
-from convolve.inference.preprocess import fit_picture
+from convolve.inference.preprocess import fit_image
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 
@@ -103,7 +103,7 @@ def test_the_input_is_the_same_byte_for_byte(program, package, tmp_path):
     assert done.returncode == 0, done.stderr
     theirs = dict(line.split("\t") for line in done.stdout.splitlines())
     for path in files:
-        assert theirs[str(path)] == fit_picture(read_picture(path, channels=1), card).tobytes().hex(), path.name
+        assert theirs[str(path)] == fit_image(read_image(path, channels=1), card).tobytes().hex(), path.name
 
 
 def test_a_narrow_picture_differs_by_a_few_levels_at_most(program, package, tmp_path):
@@ -113,7 +113,7 @@ def test_a_narrow_picture_differs_by_a_few_levels_at_most(program, package, tmp_
     Image.fromarray(255 - load_digits().test.images[3, :, :, 0]).resize((33, 140)).save(path)
     done = classify(program, "--pixels", package, path)
     theirs = np.frombuffer(bytes.fromhex(done.stdout.split("\t")[1]), np.uint8).astype(int)
-    ours = fit_picture(read_picture(path, channels=1), card).reshape(-1).astype(int)
+    ours = fit_image(read_image(path, channels=1), card).reshape(-1).astype(int)
     assert np.abs(ours - theirs).max() <= 8
 
 

@@ -58,7 +58,7 @@ def wait_for_checkpoint(folder):
 
 
 def test_a_run_that_is_being_trained_is_not_restored_and_goes_on_undisturbed(tmp_path, monkeypatch, unbroken, counted):
-    monkeypatch.setattr(folder, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(folder, "LOCK_TIMEOUT_SECONDS", 0.1)
     config = small_config(tmp_path / "run")
     job = Job(config.parallel, session.train, config)
     wait_for_checkpoint(tmp_path / "run")

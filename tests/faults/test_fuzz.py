@@ -14,7 +14,7 @@ from convolve.checkpoint.pretrained import read_weights
 from convolve.checkpoint.store import load
 from convolve.cli import train as train_verb
 from convolve.cli.command import read_config
-from convolve.cli.main import VERBS, dispatch
+from convolve.cli.main import COMMANDS, dispatch
 from convolve.compat.options import RENAMED
 from convolve.compat.refused import REFUSED
 from convolve.config import Config
@@ -120,7 +120,7 @@ def test_invented_flags_are_a_config_or_one_line(rounds, counted):
     assert 0 < understood < rounds
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_an_invented_flag_of_any_verb_is_one_line(verb, counted):
     draw = random.Random(verb)
     for _ in counted.each("flags fuzzed", range(10)):

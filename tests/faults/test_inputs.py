@@ -16,7 +16,7 @@ from convolve.data.dataset import Split
 from convolve.data.image_io import Decoder
 from convolve.data.lookup import open_dataset
 from convolve.data.readers.mnist import pack_idx
-from convolve.data.transforms.augment import centre_box
+from convolve.data.transforms.augment import center_box
 from convolve.download import ignore_progress
 from convolve.errors import DataError
 from photo_sets import write_every_format
@@ -73,7 +73,7 @@ def digest(samples):
     found = hashlib.sha256(samples.labels.tobytes())
     decoder, pixels = Decoder(samples.source, 0), torch.zeros((48, 48, 3), dtype=torch.uint8)
     for row in range(len(samples)):
-        decoder.decode(row, lambda size: centre_box(size, 1.0), pixels, flip=False)
+        decoder.decode(row, lambda size: center_box(size, 1.0), pixels, flip=False)
         found.update(pixels.numpy().tobytes())
     return len(samples), found.hexdigest()
 

@@ -16,7 +16,7 @@ from PIL import Image
 from convolve.data.image_io import Decoder
 from convolve.data.readers.tfrecord import read_places as read_records
 from convolve.data.readers.webdataset import read_places as read_tar
-from convolve.data.transforms.augment import centre_box
+from convolve.data.transforms.augment import center_box
 from convolve.errors import DataError
 
 FOREIGN = Path(__file__).parents[1] / "fixtures" / "foreign"
@@ -40,7 +40,7 @@ def decode(data):
     """The pixels, or None for a named error."""
     pixels = torch.zeros((32, 32, 3), dtype=torch.uint8)
     try:
-        Decoder(OnePicture(data), 0).decode(0, lambda size: centre_box(size, 0.9), pixels, flip=False)
+        Decoder(OnePicture(data), 0).decode(0, lambda size: center_box(size, 0.9), pixels, flip=False)
     except DataError as error:
         assert str(error).startswith("the-picture: ") and "\n" not in str(error)
         return None

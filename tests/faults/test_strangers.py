@@ -22,7 +22,7 @@ from convolve.config.schema import DataConfig
 from convolve.data.catalog import CIFAR10, MNIST, Archive, IdxFile
 from convolve.data.fetch import unpack_archive
 from convolve.data.lookup import open_dataset
-from convolve.data.readers.detect import open_pictures
+from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
 from convolve.errors import CheckpointError, ConvolveError, DataError
 from photo_sets import write_every_format
@@ -177,11 +177,11 @@ def test_a_pickle_in_place_of_a_data_file_is_named_and_never_runs(kind, whole, f
 
 def test_a_pickle_in_the_cache_of_indexes_is_made_anew(whole, flag, tmp_path, monkeypatch, counted):
     monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path / "cache"))
-    counts = len(open_pictures(whole / "tar", "x", ignore_progress).train)
+    counts = len(open_images(whole / "tar", "x", ignore_progress).train)
     for index in (tmp_path / "cache" / "indexes").iterdir():
         with counted.one(KIND):
             np.savez(index, allow_pickle=True, stamp=np.array([Canary(flag)], object))
-            assert len(open_pictures(whole / "tar", "x", ignore_progress).train) == counts
+            assert len(open_images(whole / "tar", "x", ignore_progress).train) == counts
 
 
 # Archives
@@ -236,7 +236,7 @@ def test_a_tar_of_pictures_with_evil_members_writes_nothing(whole, tmp_path):
                for ending, data in (("jpg", picture), ("cls", b"1"))]  # fmt: skip
     (folder / "train-000000.tar").write_bytes(pack([*members, *list(evil_members())[5:]], "w"))
     before = tree(tmp_path)
-    found = open_pictures(folder, "x", ignore_progress)
+    found = open_images(folder, "x", ignore_progress)
     assert found.train.source.read(0) == picture
     assert tree(tmp_path) == before
 
@@ -248,7 +248,7 @@ def test_a_tar_member_that_is_a_link_is_no_picture(whole, tmp_path):
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     (Path(folder) / "train-000000.tar").write_bytes(pack([(link, b""), (tarfile.TarInfo("000000000.cls"), b"1")], "w"))
     with pytest.raises(DataError, match="sample 000000000: no picture among cls"):
-        open_pictures(Path(folder), "x", ignore_progress)
+        open_images(Path(folder), "x", ignore_progress)
 
 
 def test_a_state_that_is_deeply_nested_or_huge_is_one_line(tmp_path):

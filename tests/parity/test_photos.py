@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from convolve.config.schema import DataConfig
-from convolve.data.build import fit_input, open_train_loader
-from convolve.data.readers.detect import open_pictures
+from convolve.data.build import fit_normalization, open_train_loader
+from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
 from convolve.kernels.resize import resize_by_torch
 from convolve.loggers.base import SilentConsole
@@ -33,7 +33,7 @@ def losses(folder):
 def test_every_format_learns_the_same_from_the_same_pictures(photos, tmp_path):
     """The raw store too, where pictures are stored at their own size and none is large enough to be decoded smaller."""
     for kind, told in FORMATS.items():
-        assert open_pictures(photos / kind, "x", ignore_progress).origin == f"x ({told})"
+        assert open_images(photos / kind, "x", ignore_progress).origin == f"x ({told})"
         session.train(photo_config(photos, kind, tmp_path / kind), SilentConsole())
     assert len({tuple(losses(tmp_path / kind)) for kind in FORMATS}) == 1
     assert len({weights_hash(tmp_path / kind) for kind in FORMATS}) == 1
@@ -43,9 +43,9 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
     """The first epoch, seen through the loader: labels and augmented bytes."""
 
     def epoch(kind):
-        gallery = open_pictures(photos / kind, "x", ignore_progress).train
+        gallery = open_images(photos / kind, "x", ignore_progress).train
         data = DataConfig(image_size=48, workers=1)
-        loader = open_train_loader(gallery, fit_input(gallery, data), torch.device("cpu"), data)
+        loader = open_train_loader(gallery, fit_normalization(gallery, data), torch.device("cpu"), data)
         windows = loader.windows(3, 0, (8, 8))
         batches = [batch for _ in range(5) for batch in next(windows).batches]
         return torch.cat([batch.labels for batch in batches]), torch.cat([batch.images for batch in batches])

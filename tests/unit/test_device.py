@@ -76,9 +76,9 @@ def test_threads_follow_the_affinity():
 @pytest.mark.parametrize("name", ["cuda:x", "ipu", "gpu", ""])
 def test_an_unknown_device_lists_what_there_is(name):
     with pytest.raises(DeviceError, match="choose auto or one of .*cpu"):
-        device.choose(name, None)
+        device.select(name, None)
 
 
 def test_the_cpu_can_always_be_chosen():
-    assert device.choose("cpu", 1).type == "cpu"
+    assert device.select("cpu", 1).type == "cpu"
     assert device.available()[-1] == "cpu"

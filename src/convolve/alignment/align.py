@@ -14,14 +14,14 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from convolve.alignment.compare import Agreement, compare, interval_95, judge
-from convolve.alignment.lockstep import Difference, walk_together
+from convolve.alignment.compare import Agreement, compare, conclude, interval_95
+from convolve.alignment.lockstep import Difference, run_lockstep
 from convolve.alignment.page import write_alignment
 from convolve.checkpoint.store import find
 from convolve.config import Config
 from convolve.config.loading import build
-from convolve.engine.build import gather_material
-from convolve.engine.loop import plan_samples
+from convolve.engine.build import open_data
+from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.loggers.base import Console, SilentConsole
 from convolve.loggers.files import EVENTS_FILE, TRAINING_FILE, read_table
@@ -35,7 +35,7 @@ SURVEYS = 8
 CURVE_POINTS = 200
 
 
-WORDS: dict[str, dict[str, Any]] = {
+POLICY_WORDS: dict[str, dict[str, Any]] = {
     "fp16": {"half_type": "fp16"},
     "bf16": {"half_type": "bf16"},
     "nearest": {"stochastic_rounding": False},
@@ -47,7 +47,7 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 
-FIRST_WORDS: dict[str, dict[str, Any]] = {
+POLICIES: dict[str, dict[str, Any]] = {
     **{name: {"precision": name} for name in ("32.32", "16.32", "16.16")},
     **{name: {"device_model": name} for name in ("ipu-mk1", "ipu-mk2", "ascend-910")},
     **{
@@ -58,7 +58,7 @@ FIRST_WORDS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class AlignPlan:
     """What to compare and how closely; accuracies may differ by `points` percentage points."""
 
     policies: tuple[str, ...] = ("32.32", "16.32", "16.16")
@@ -69,7 +69,7 @@ class Plan:
 
 
 @dataclass
-class Candidate:
+class PolicyResult:
     """One policy: its trainings, and how it compares with the first."""
 
     name: str
@@ -102,7 +102,7 @@ class AlignReport:
     """The comparison, with its verdict in one sentence."""
 
     folder: Path
-    candidates: list[Candidate]
+    candidates: list[PolicyResult]
     verdict: str
     page: Path
 
@@ -110,13 +110,13 @@ class AlignReport:
 def parse_policy(word: str) -> dict[str, Any]:
     """The knobs of a policy word such as `16.16:bf16:nearest` or `ipu-mk2`."""
     first, *rest = word.split(":")
-    if first not in FIRST_WORDS:
-        raise ConfigError(f"policies: '{first}' is none; {suggest(first, FIRST_WORDS)}")
-    knobs = dict(FIRST_WORDS[first])
+    if first not in POLICIES:
+        raise ConfigError(f"policies: '{first}' is none; {suggest(first, POLICIES)}")
+    knobs = dict(POLICIES[first])
     for part in rest:
-        if part not in WORDS:
-            raise ConfigError(f"policies: '{part}' in {word} is not known; {suggest(part, WORDS)}")
-        knobs.update(WORDS[part])
+        if part not in POLICY_WORDS:
+            raise ConfigError(f"policies: '{part}' in {word} is not known; {suggest(part, POLICY_WORDS)}")
+        knobs.update(POLICY_WORDS[part])
     return knobs
 
 
@@ -126,17 +126,17 @@ def with_policy(config: Config, word: str, **more: Any) -> Config:
     return build(values, name=config.name)
 
 
-def align(config: Config, plan: Plan, folder: Path, console: Console) -> AlignReport:
+def align(config: Config, plan: AlignPlan, folder: Path, console: Console) -> AlignReport:
     """Train the config under every policy, and compare each with the first."""
     if len(plan.policies) < 2:
         raise ConfigError("policies: name at least two, the reference first, such as 32.32 16.16")
     configs = {word: with_policy(config, word) for word in plan.policies}
     folder.mkdir(parents=True, exist_ok=True)
-    candidates = [Candidate(word, build_policy(one.precision).name) for word, one in configs.items()]
-    material = gather_material(config, console)
+    candidates = [PolicyResult(word, build_policy(one.precision).name) for word, one in configs.items()]
+    material = open_data(config, console)
     for candidate in candidates[1:]:
         console.say(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
-        _walk(candidate, configs[plan.policies[0]], configs[candidate.name], material, plan)
+        _run_lockstep(candidate, configs[plan.policies[0]], configs[candidate.name], material, plan)
     surveys = _survey_freq(config, len(material.dataset.train))
     for seed in range(config.run.seed, config.run.seed + plan.seeds):
         for candidate in candidates:
@@ -146,9 +146,9 @@ def align(config: Config, plan: Plan, folder: Path, console: Console) -> AlignRe
     return _finish(folder, candidates, plan)
 
 
-def _walk(candidate: Candidate, reference: Config, other: Config, material: Any, plan: Plan) -> None:
+def _run_lockstep(candidate: PolicyResult, reference: Config, other: Config, material: Any, plan: AlignPlan) -> None:
     try:
-        for difference in walk_together(reference, other, material, plan.walk_steps):
+        for difference in run_lockstep(reference, other, material, plan.walk_steps):
             agreement = difference.agreement
             beyond = not agreement.relative_error <= plan.tolerance
             if candidate.parting is None and beyond:
@@ -176,10 +176,10 @@ def _surveyed(config: Config, steps: int) -> Config:
 
 def _survey_freq(config: Config, samples: int) -> int:
     """Steps between surveys, which cost as much as several steps each."""
-    return max(1, plan_samples(config, samples) // config.global_batch_size // SURVEYS)
+    return max(1, run_samples(config, samples) // config.global_batch_size // SURVEYS)
 
 
-def _train(candidate: Candidate, config: Config) -> None:
+def _train(candidate: PolicyResult, config: Config) -> None:
     try:
         report = session.train(config, SilentConsole())
     except ConvolveError as error:
@@ -191,7 +191,7 @@ def _train(candidate: Candidate, config: Config) -> None:
     _read_run(candidate, report.run_dir)
 
 
-def _read_run(candidate: Candidate, run_dir: Path) -> None:
+def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
     """Curve, skips and the last survey of a run; of several runs, the curve is the first one's."""
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     candidate.skipped_steps += int(summary.get("skipped_steps") or 0)
@@ -204,14 +204,14 @@ def _read_run(candidate: Candidate, run_dir: Path) -> None:
             candidate.survey = event["layers"]
 
 
-def compare_runs(paths: Sequence[Path], plan: Plan, folder: Path, console: Console) -> AlignReport:
+def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path, console: Console) -> AlignReport:
     """Compare finished runs: curves, accuracies, and the weights of their newest checkpoints."""
     if len(paths) < 2:
         raise ConfigError("align: name at least two runs, the reference first")
     candidates = []
     for path in paths:
         config = read_config(path)
-        candidate = Candidate(path.name, build_policy(config.precision).name, runs=[path])
+        candidate = PolicyResult(path.name, build_policy(config.precision).name, runs=[path])
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         if summary.get("test_accuracy") is not None:
             candidate.accuracies.append(float(summary["test_accuracy"]))
@@ -229,10 +229,10 @@ def compare_runs(paths: Sequence[Path], plan: Plan, folder: Path, console: Conso
     return _finish(folder, candidates, plan)
 
 
-def _finish(folder: Path, candidates: list[Candidate], plan: Plan) -> AlignReport:
+def _finish(folder: Path, candidates: list[PolicyResult], plan: AlignPlan) -> AlignReport:
     for candidate in candidates:
         candidate.interval = interval_95(candidate.accuracies)
-    verdict = judge(candidates, plan.points)
+    verdict = conclude(candidates, plan.points)
     report = AlignReport(folder, candidates, verdict, folder / "align.html")
     write_alignment(report.page, verdict, [to_plain(candidate) for candidate in candidates])
     (folder / "align.json").write_text(
@@ -242,7 +242,7 @@ def _finish(folder: Path, candidates: list[Candidate], plan: Plan) -> AlignRepor
     return report
 
 
-def to_plain(candidate: Candidate) -> dict[str, Any]:
+def to_plain(candidate: PolicyResult) -> dict[str, Any]:
     """A candidate in JSON types; numbers that are not finite become null."""
     return {
         "name": candidate.name,

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-LOST_TOO_MUCH = 0.5
+MAX_LOST_FRACTION = 0.5
 
 
-TOO_LITTLE_PROGRESS = 0.75
+MIN_PROGRESS = 0.75
 
 
-class Comparable(Protocol):
+class PolicyOutcome(Protocol):
     """What is known about one policy."""
 
     name: str
@@ -38,17 +38,17 @@ class Comparable(Protocol):
         """Share of weight updates that were rounded away."""
 
 
-def judge(candidates: Sequence[Comparable], points: float) -> str:
+def conclude(candidates: Sequence[PolicyOutcome], points: float) -> str:
     """One sentence: a clause for each policy against the first."""
     reference, *others = candidates
     return "; ".join(_clause(other, reference, points) for other in others) + "."
 
 
-def _clause(one: Comparable, reference: Comparable, points: float) -> str:
+def _clause(one: PolicyOutcome, reference: PolicyOutcome, points: float) -> str:
     if one.failure is not None:
         return f"{one.name} fails ({one.failure.partition(';')[0]})"
     progress = _progress(one, reference)
-    if one.lost_updates > LOST_TOO_MUCH and progress is not None and progress < TOO_LITTLE_PROGRESS:
+    if one.lost_updates > MAX_LOST_FRACTION and progress is not None and progress < MIN_PROGRESS:
         return (
             f"{one.name} stalls: {one.lost_updates:.0%} of the weight updates are rounded away, and its loss falls by "
             f"{max(progress, 0):.0%} of what {reference.name} gains"
@@ -64,16 +64,16 @@ def _clause(one: Comparable, reference: Comparable, points: float) -> str:
     )
 
 
-def _loss_note(one: Comparable) -> str:
+def _loss_note(one: PolicyOutcome) -> str:
     notes = []
     if one.skipped_steps:
         notes.append(f"{one.skipped_steps} steps skipped")
-    if one.lost_updates > LOST_TOO_MUCH:
+    if one.lost_updates > MAX_LOST_FRACTION:
         notes.append(f"{one.lost_updates:.0%} of the weight updates rounded away")
     return f" ({', '.join(notes)})" if notes else ""
 
 
-def _progress(one: Comparable, reference: Comparable) -> float | None:
+def _progress(one: PolicyOutcome, reference: PolicyOutcome) -> float | None:
     """The fall of the loss as a share of the reference's."""
     if len(one.curve) < 2 or len(reference.curve) < 2:
         return None

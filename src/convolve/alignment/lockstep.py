@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from convolve.alignment.compare import Agreement, compare
 from convolve.config import Config
-from convolve.data.build import Material
-from convolve.engine.build import build_network, prepare_numerics
-from convolve.engine.forward_backward import Setting, WholeExecutor
+from convolve.data.build import DataModule
+from convolve.engine.build import build_model, build_numerics
+from convolve.engine.forward_backward import ForwardBackward, PassContext
 from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import NullTally
+from convolve.engine.metrics import NullMetrics
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
-from convolve.optim.optimizers import build_optimiser
-from convolve.optim.schedules import Span, build_schedule
+from convolve.optim.optimizers import build_optimizer
+from convolve.optim.schedules import RunSpan, build_schedule
 
 KINDS = ("activation", "gradient", "update")
 
@@ -33,28 +33,28 @@ class Difference:
 
 
 @dataclass
-class Walker:
+class StepRecorder:
     """One of the trainings; after each step it shows activations, gradients and updates by layer."""
 
     config: Config
-    material: Material
+    material: DataModule
     total: int
     shown: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config, material = self.config, self.material
         where, epoch = material.device, len(material.train_loader())
-        model = build_network(config, material.transform, len(material.dataset.classes), where)
-        numerics = prepare_numerics(config, where, Path("."), _ignore, (self.total, epoch))
+        model = build_model(config, material.transform, len(material.dataset.classes), where)
+        numerics = build_numerics(config, where, Path("."), _ignore, (self.total, epoch))
         numerics.arithmetic.attach(model)
         numerics.arithmetic.begin()
         optim = config.settled_optim()
         self.state = TrainState(
-            model, build_optimiser(model, optim), arithmetic=numerics.arithmetic, scaler=numerics.scaler
+            model, build_optimizer(model, optim), arithmetic=numerics.arithmetic, scaler=numerics.scaler
         )
-        schedule = build_schedule(config.schedule, optim.learning_rate, Span(self.total, epoch))
+        schedule = build_schedule(config.schedule, optim.learning_rate, RunSpan(self.total, epoch))
         loss = CrossEntropy(optim.label_smoothing, optim.label_smoothing_over)
-        executor = WholeExecutor(model, loss, NullTally(), Setting(config.run.seed, numerics.arithmetic))
+        executor = ForwardBackward(model, loss, NullMetrics(), PassContext(config.run.seed, numerics.arithmetic))
         self.parts = StepParts(schedule, executor, self._see_gradients, config.run.seed)
         for name, block in model.blocks.items():
             block.register_forward_hook(self._see_activation(name))
@@ -81,11 +81,11 @@ class Walker:
                 self.shown["gradient"][name] = parameter.grad.detach().float().clone()
 
 
-def walk_together(reference: Config, other: Config, material: Material, steps: int) -> Iterator[Difference]:
+def run_lockstep(reference: Config, other: Config, material: DataModule, steps: int) -> Iterator[Difference]:
     """Differences in the order in which they arise: step by step; activations, then gradients, then updates."""
     loader = material.train_loader()
     total = max(steps * reference.global_batch_size, len(loader))
-    first, second = (Walker(config, material, total) for config in (reference, other))
+    first, second = (StepRecorder(config, material, total) for config in (reference, other))
     sizes = (reference.optim.batch_size, reference.global_batch_size)
     windows = loader.windows(reference.run.seed, 0, sizes)
     for number in range(1, steps + 1):

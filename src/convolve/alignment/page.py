@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from convolve.files import replace_file
 
-COLOURS = ("#4c78a8", "#e4572e", "#5b8c5a", "#b279a2", "#d9a441", "#6b6ecf", "#3aa6a6")
+COLORS = ("#4c78a8", "#e4572e", "#5b8c5a", "#b279a2", "#d9a441", "#6b6ecf", "#3aa6a6")
 
 
 KINDS = ("activation", "gradient", "update", "weight")
@@ -90,7 +90,7 @@ def _curves(candidates: Sequence[Candidate]) -> str:
     for number, one in enumerate(candidates):
         if one["curve"]:
             steps, losses = zip(*one["curve"], strict=True)
-            axes.plot(steps, losses, color=COLOURS[number % len(COLOURS)], label=one["name"], linewidth=1.4)
+            axes.plot(steps, losses, color=COLORS[number % len(COLORS)], label=one["name"], linewidth=1.4)
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.set_yscale("log")

@@ -7,8 +7,8 @@ import torch
 
 from convolve import device
 from convolve.config import Config
-from convolve.data.build import Material
-from convolve.engine.build import build_network, gather_material
+from convolve.data.build import DataModule
+from convolve.engine.build import build_model, open_data
 from convolve.engine.loss import CrossEntropy
 from convolve.loggers.base import Console
 
@@ -35,10 +35,10 @@ class DataSpeed:
 
 def bench_data(config: Config, console: Console, *, images: int = 2000) -> DataSpeed:
     """Measure the host pipeline on `images` training samples, and a few steps of the network beside it."""
-    material = gather_material(config, console)
+    material = open_data(config, console)
     delivered = _measure_loader(material, config, images, console)
     consumed = _measure_model(material, config)
-    cores = device.usable_threads()
+    cores = device.available_threads()
     rate = delivered[0] / delivered[1]
     return DataSpeed(
         dataset=material.dataset.name,
@@ -56,7 +56,7 @@ def bench_data(config: Config, console: Console, *, images: int = 2000) -> DataS
     )
 
 
-def _measure_loader(material: Material, config: Config, images: int, console: Console) -> tuple[int, float]:
+def _measure_loader(material: DataModule, config: Config, images: int, console: Console) -> tuple[int, float]:
     loader = material.train_loader()
     size = config.optim.batch_size
     windows = loader.windows(config.run.seed, 0, (size, size))
@@ -68,9 +68,9 @@ def _measure_loader(material: Material, config: Config, images: int, console: Co
     return done, time.perf_counter() - began
 
 
-def _measure_model(material: Material, config: Config) -> float:
+def _measure_model(material: DataModule, config: Config) -> float:
     """Images per second of forward and backward passes on one batch that is already there."""
-    network = build_network(config, material.transform, len(material.dataset.classes), material.device).train()
+    network = build_model(config, material.transform, len(material.dataset.classes), material.device).train()
     size = min(config.optim.batch_size, 32)
     batch = next(material.train_loader().batches(size))
     loss, best = CrossEntropy(), float("inf")
@@ -78,6 +78,6 @@ def _measure_model(material: Material, config: Config) -> float:
         began = time.perf_counter()
         network.chance.move(config.run.seed, step, 0)
         torch.autograd.backward(loss(network(batch.images), batch.targets) / len(batch.labels))
-        device.synchronise(material.device)
+        device.synchronize(material.device)
         best = min(best, time.perf_counter() - began)
     return len(batch.labels) / best

@@ -14,33 +14,40 @@ import numpy as np
 import torch
 
 from convolve import device
-from convolve.bench.timer import Times, peak_rss_bytes, take_turns
+from convolve.bench.timer import Times, peak_rss_bytes, time_alternating
 from convolve.config import Config
-from convolve.data.build import Material
-from convolve.engine.build import build_network, gather_material
+from convolve.data.build import DataModule
+from convolve.engine.build import build_model, open_data
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.export import TOLERANCE, classifier_of, compare, reference_runner
-from convolve.export.formats import FORMATS, Pixels, Runner, open_export, write_export
-from convolve.export.quantize import CALIBRATION_IMAGES, quantise
-from convolve.inference.metadata import card_of
+from convolve.export.export import TOLERANCE, classifier_of, compare, reference_predictor
+from convolve.export.formats import FORMATS, Pixels, Predictor, open_export, write_export
+from convolve.export.quantize import CALIBRATION_IMAGES, quantize
+from convolve.inference.metadata import metadata_of
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.loggers.base import Console
-from convolve.runs.load import Trained, choose_checkpoint, each_test_batch, load_trained, open_material, training_pixels
+from convolve.runs.load import (
+    TrainedModel,
+    choose_checkpoint,
+    iter_test_batches,
+    load_trained,
+    open_run_data,
+    training_pixels,
+)
 
 BATCH_SIZES = (1, 8, 64)
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchTarget:
     """A network and images of its own kind."""
 
-    trained: Trained
-    material: Material
+    trained: TrainedModel
+    material: DataModule
 
     def pixels(self, count: int) -> Pixels:
         """Test images, repeated where there are too few."""
         found: list[Pixels] = []
-        for pixels, _ in each_test_batch(self.material):
+        for pixels, _ in iter_test_batches(self.material):
             found.append(pixels)
             if sum(map(len, found)) >= count:
                 break
@@ -48,7 +55,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One variant at one batch size. Times are those of one call; `ratio_to_eager` is by medians, above 1 is faster."""
 
     variant: str
@@ -64,7 +71,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Made:
+class VariantBuild:
     """How a variant came to be; the difference is that of its logits to the network's, as a share of the largest."""
 
     seconds: float
@@ -78,55 +85,55 @@ class InferSpeed:
     model: str
     input_shape: tuple[int, int, int]
     threads: int
-    rows: list[Row] = field(default_factory=list)
-    variants: dict[str, Made] = field(default_factory=dict)
+    rows: list[BenchRow] = field(default_factory=list)
+    variants: dict[str, VariantBuild] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     peak_rss_bytes: int = 0
 
 
-def from_run(path: Path, threads: int | None, console: Console) -> Subject:
+def from_run(path: Path, threads: int | None, console: Console) -> BenchTarget:
     """The best checkpoint of a run, with its own test images."""
     trained = load_trained(choose_checkpoint(path), where="cpu")
-    device.choose("cpu", threads or trained.config.run.threads)
-    return Subject(trained, open_material(trained, console))
+    device.select("cpu", threads or trained.config.run.threads)
+    return BenchTarget(trained, open_run_data(trained, console))
 
 
-def from_config(config: Config, console: Console) -> Subject:
+def from_config(config: Config, console: Console) -> BenchTarget:
     """A fresh network, with generated images in the shape of its data."""
     data = config.data.model_copy(update={"generated_data": True, "augment": "none"})
     config = config.model_copy(update={"data": data, "run": config.run.model_copy(update={"device": "cpu"})})
-    material = gather_material(config, console)
+    material = open_data(config, console)
     classes = material.dataset.classes
-    network = build_network(config, material.transform, len(classes), material.device).eval()
-    return Subject(Trained(Path(config.name), config, network, material.transform, classes, 0, 0.0), material)
+    network = build_model(config, material.transform, len(classes), material.device).eval()
+    return BenchTarget(TrainedModel(Path(config.name), config, network, material.transform, classes, 0, 0.0), material)
 
 
-def _eager(subject: Subject, folder: Path) -> Runner:
-    return reference_runner(subject.trained)
+def _eager(subject: BenchTarget, folder: Path) -> Predictor:
+    return reference_predictor(subject.trained)
 
 
-def _folded(subject: Subject, folder: Path) -> Runner:
+def _folded(subject: BenchTarget, folder: Path) -> Predictor:
     network = fold_batch_norms(subject.trained.network)
     if count_batch_norms(network) == count_batch_norms(subject.trained.network):
         raise ConvolveError("the network has no batch norm that could be folded")
-    return reference_runner(replace(subject.trained, network=network))
+    return reference_predictor(replace(subject.trained, network=network))
 
 
-def _exported(name: str, subject: Subject, folder: Path) -> Runner:
+def _exported(name: str, subject: BenchTarget, folder: Path) -> Predictor:
     path = folder / f"model{FORMATS[name].suffix}"
     if not path.exists():
-        write_export(name, classifier_of(subject.trained, name), card_of(subject.trained), path)
+        write_export(name, classifier_of(subject.trained, name), metadata_of(subject.trained), path)
     return open_export(name, path)[0]
 
 
-def _int8(subject: Subject, folder: Path) -> Runner:
+def _int8(subject: BenchTarget, folder: Path) -> Predictor:
     _exported("onnx", subject, folder)
     images = training_pixels(subject.material, subject.trained.config.run.seed, CALIBRATION_IMAGES)
-    quantise(folder / "model.onnx", folder / "model-int8.onnx", card_of(subject.trained), images)
+    quantize(folder / "model.onnx", folder / "model-int8.onnx", metadata_of(subject.trained), images)
     return open_export("onnx", folder / "model-int8.onnx")[0]
 
 
-VARIANTS: dict[str, Callable[[Subject, Path], Runner]] = {
+VARIANTS: dict[str, Callable[[BenchTarget, Path], Predictor]] = {
     "eager": _eager,
     "folded": _folded,
     "onnx": partial(_exported, "onnx"),
@@ -137,7 +144,7 @@ VARIANTS: dict[str, Callable[[Subject, Path], Runner]] = {
 
 
 def bench_infer(
-    subject: Subject,
+    subject: BenchTarget,
     console: Console,
     *,
     variants: Sequence[str] = (),
@@ -159,7 +166,7 @@ def bench_infer(
             console.progress("bench infer", number, len(batch_sizes))
             batch = np.ascontiguousarray(pixels[:size])
             works = {name: partial(runner, batch) for name, runner in runners.items()}
-            speed.rows += _tell(size, take_turns(works, seconds=seconds))
+            speed.rows += _warn_difference(size, time_alternating(works, seconds=seconds))
     speed.peak_rss_bytes = peak_rss_bytes()
     return speed
 
@@ -175,10 +182,10 @@ def _check(variants: Sequence[str], batch_sizes: Sequence[int], seconds: float) 
 
 
 def _make(
-    subject: Subject, wanted: Sequence[str], folder: Path, speed: InferSpeed, console: Console
-) -> dict[str, Runner]:
+    subject: BenchTarget, wanted: Sequence[str], folder: Path, speed: InferSpeed, console: Console
+) -> dict[str, Predictor]:
     """The variants, each compared with the network first; one that is missing but was not asked for is explained."""
-    reference, probe = reference_runner(subject.trained), subject.pixels(16)
+    reference, probe = reference_predictor(subject.trained), subject.pixels(16)
     runners = {}
     for number, name in enumerate(wanted or VARIANTS):
         console.progress(f"make {name}", number, len(wanted or VARIANTS))
@@ -191,12 +198,12 @@ def _make(
             speed.left_out[name] = str(error)
             continue
         seconds = time.perf_counter() - began
-        speed.variants[name] = Made(seconds, compare(runners[name], reference, probe).largest_difference)
+        speed.variants[name] = VariantBuild(seconds, compare(runners[name], reference, probe).largest_difference)
         _require_near(name, speed.variants[name])
     return runners
 
 
-def _require_near(name: str, made: Made) -> None:
+def _require_near(name: str, made: VariantBuild) -> None:
     """A fast wrong answer is no result; eight bits may differ."""
     if name != "int8" and not made.largest_difference <= TOLERANCE:
         raise ConvolveError(
@@ -205,10 +212,10 @@ def _require_near(name: str, made: Made) -> None:
         )
 
 
-def _tell(size: int, found: Mapping[str, Times]) -> list[Row]:
+def _warn_difference(size: int, found: Mapping[str, Times]) -> list[BenchRow]:
     eager = found.get("eager")
     return [
-        Row(
+        BenchRow(
             variant=name,
             batch_size=size,
             repeats=len(times.milliseconds),

@@ -24,7 +24,7 @@ from convolve.errors import ConvolveError
 TURN_SECONDS = 0.05
 
 
-LEAST_TURNS = 3
+MIN_TURNS = 3
 
 
 Work = Callable[[], object]
@@ -47,19 +47,19 @@ class Times:
         return float(np.quantile(self.milliseconds, share))
 
 
-def take_turns(works: Mapping[str, Work], *, seconds: float) -> dict[str, Times]:
+def time_alternating(works: Mapping[str, Work], *, seconds: float) -> dict[str, Times]:
     """Measure each work for about as many seconds, in turns."""
     for work in works.values():
         work()
     turns: dict[str, list[list[float]]] = {name: [] for name in works}
     end = time.perf_counter() + seconds * len(works)
-    while time.perf_counter() < end or len(next(iter(turns.values()))) < LEAST_TURNS:
+    while time.perf_counter() < end or len(next(iter(turns.values()))) < MIN_TURNS:
         for name, work in works.items():
-            turns[name].append(_take_turn(work))
+            turns[name].append(_time_turn(work))
     return {name: Times(1000 * np.array(sum(found, [])), first_excluded=True) for name, found in turns.items()}
 
 
-def _take_turn(work: Work) -> list[float]:
+def _time_turn(work: Work) -> list[float]:
     """Seconds of each call in one turn; the first is dropped where there are others."""
     found: list[float] = []
     end = time.perf_counter() + TURN_SECONDS

@@ -29,21 +29,21 @@ import torch
 from convolve import device
 from convolve.bench.timer import Operator, Times, peak_rss_bytes, profile, require_folder
 from convolve.config import Config
-from convolve.distributed.collectives import Team, console_of, open_team, require_same_start
+from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
 from convolve.distributed.partition import check_splits
-from convolve.engine.build import sketch_network
-from convolve.engine.callbacks import checkpoint_name, valid_record
+from convolve.engine.build import build_on_meta
+from convolve.engine.callbacks import checkpoint_name, validation_record
 from convolve.engine.evaluate import VALID_BATCH, evaluate
-from convolve.engine.loop import StopRequest, fit, samples_after
+from convolve.engine.loop import StopRequest, fit, samples_after_steps
 from convolve.engine.state import TrainState
 from convolve.engine.throughput import Stopwatch
 from convolve.errors import ConfigError
-from convolve.loggers.base import Console, ValidRecord, Writers
-from convolve.loggers.mlperf import MlperfWriter, result_file
+from convolve.loggers.base import Console, LoggerGroup, ValidationRecord
+from convolve.loggers.mlperf import MlperfLogger, result_file
 from convolve.models import registry
-from convolve.models.summary import describe
-from convolve.runs.folder import claim_run_folder
-from convolve.runs.session import Training
+from convolve.models.summary import summarize
+from convolve.runs.folder import create_run_dir
+from convolve.runs.session import Session
 
 RUN_SECONDS = 1.0
 
@@ -58,7 +58,7 @@ PROFILED_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepRate:
     """How much is measured; without `run_steps` a run has as many steps as take about a second."""
 
     warmup: int = 5
@@ -129,7 +129,7 @@ class _Timer:
         self.began = time.perf_counter()
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
-        device.synchronise(self.where)
+        device.synchronize(self.where)
         now = time.perf_counter()
         self.seconds.append(now - self.began)
         self.began = now
@@ -148,13 +148,13 @@ class _Run:
         return self.samples / sum(self.seconds)
 
 
-class Contestant:
+class BenchRun:
     """A training that is run in pieces, and what was measured of it."""
 
-    def __init__(self, config: Config, folder: Path, console: Console, team: Team) -> None:
-        self.training = Training(config, folder, console, team)
-        whole = sketch_network(self.training.config) if config.parallel.shards > 1 else self.training.state.model
-        self.multiply_adds = describe(config.model.model, whole).multiply_adds
+    def __init__(self, config: Config, folder: Path, console: Console, team: Collectives) -> None:
+        self.training = Session(config, folder, console, team)
+        whole = build_on_meta(self.training.config) if config.parallel.shards > 1 else self.training.state.model
+        self.multiply_adds = summarize(config.model.model, whole).multiply_adds
         self.threads = torch.get_num_threads()
         self.runs: list[_Run] = []
         self.matmul_flops = 0.0
@@ -168,12 +168,12 @@ class Contestant:
         training, state = self.training, self.training.state
         torch.set_num_threads(self.threads)
         samples, waited = state.samples, training.loader.waited_seconds
-        total = samples_after(state.step + steps, training.config, len(training.loader))
+        total = samples_after_steps(state.step + steps, training.config, len(training.loader))
         self._timer.start()
         fit(state, self._windows, self._parts, [self._timer], total, StopRequest())
         return _Run(tuple(self._timer.seconds), state.samples - samples, training.loader.waited_seconds - waited)
 
-    def warm_up(self, pace: Pace) -> None:
+    def warm_up(self, pace: StepRate) -> None:
         """Steps that do not count; they also tell how many steps a run has, the same number in all processes."""
         seconds = [*self.go(pace.warmup).seconds, *self.go(1).seconds] if pace.warmup else list(self.go(1).seconds)
         wanted = pace.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
@@ -237,7 +237,7 @@ def measure_matmul() -> float:
     return 2 * MATMUL_SIDE**3 / best
 
 
-def bench_train(config: Config, console: Console, pace: Pace, trace: Path | None = None) -> TrainSpeed:
+def bench_train(config: Config, console: Console, pace: StepRate, trace: Path | None = None) -> TrainSpeed:
     """Measure one config; with `trace`, some more steps under torch's profiler at the end."""
     if trace is not None:
         require_folder(trace)
@@ -253,49 +253,49 @@ def bench_train(config: Config, console: Console, pace: Pace, trace: Path | None
         return contestant.tell(operators)
 
 
-def compare(config: Config, other: Config, console: Console, pace: Pace) -> Comparison:
+def compare(config: Config, other: Config, console: Console, pace: StepRate) -> Comparison:
     """Measure two configs in turns."""
     with ExitStack() as stack:
         contestants = [_enter(one, console, stack) for one in (config, other)]
         _take_turns(contestants, pace, console)
-        return weigh(*(contestant.tell() for contestant in contestants))
+        return compare_speeds(*(contestant.tell() for contestant in contestants))
 
 
-def weigh(ours: TrainSpeed, other: TrainSpeed) -> Comparison:
+def compare_speeds(ours: TrainSpeed, other: TrainSpeed) -> Comparison:
     """The ratio of two configs whose runs took turns."""
     pairs = list(zip(ours.runs, other.runs, strict=True))
     ratios = [mine / theirs for mine, theirs in pairs[1:] or pairs]
     return Comparison(ours, other, median(ratios), min(ratios), max(ratios))
 
 
-def _enter(config: Config, console: Console, stack: ExitStack) -> Contestant:
+def _enter(config: Config, console: Console, stack: ExitStack) -> BenchRun:
     registry.check(config.model)
-    check_splits(sketch_network(config), config)
-    team = stack.enter_context(open_team(config.parallel))
+    check_splits(build_on_meta(config), config)
+    team = stack.enter_context(open_collectives(config.parallel))
     require_same_start(team, config)
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="convolve-")))
-    return Contestant(config, folder, console_of(team, console), team)
+    return BenchRun(config, folder, rank_zero_console(team, console), team)
 
 
-def _open_log(training: Training) -> Writers:
+def _open_log(training: Session) -> LoggerGroup:
     """MLPerf's log in a run folder, where it is asked for; a measurement leaves nothing else behind."""
     config = training.config
     if not (config.log.mlperf_logging and training.team.first):
-        return Writers([])
-    return Writers([MlperfWriter(result_file(claim_run_folder(config.run, config.name), config.run.seed))])
+        return LoggerGroup([])
+    return LoggerGroup([MlperfLogger(result_file(create_run_dir(config.run, config.name), config.run.seed))])
 
 
-def _validate(training: Training) -> ValidRecord:
+def _validate(training: Session) -> ValidationRecord:
     """MLPerf's log has an accuracy: that of the network as it is."""
     watch, state, pipeline = Stopwatch(), training.state, training.place.pipeline
     size, views = training.config.optim.valid_batch_size or VALID_BATCH, training.config.run.validation_views
     answer = pipeline.infer if pipeline else None
     counts = evaluate(state.model, training.material.test_loader(), size, training.team, answer, views)
     epoch = state.samples / len(training.loader)
-    return valid_record(checkpoint_name(state.step), state.step, epoch, counts, watch.seconds)
+    return validation_record(checkpoint_name(state.step), state.step, epoch, counts, watch.seconds)
 
 
-def _take_turns(contestants: Sequence[Contestant], pace: Pace, console: Console) -> None:
+def _take_turns(contestants: Sequence[BenchRun], pace: StepRate, console: Console) -> None:
     for contestant in contestants:
         contestant.warm_up(pace)
     for number in range(pace.repeats):
@@ -304,7 +304,7 @@ def _take_turns(contestants: Sequence[Contestant], pace: Pace, console: Console)
             contestant.measure()
 
 
-def _profile(contestant: Contestant, trace: Path) -> list[Operator]:
+def _profile(contestant: BenchRun, trace: Path) -> list[Operator]:
     """All processes make the steps; the first one's are looked at."""
     steps = min(contestant.run_steps, PROFILED_STEPS)
     if not contestant.training.team.first:

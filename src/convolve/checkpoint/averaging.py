@@ -17,12 +17,12 @@ from torch import Tensor
 from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, verify
 from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.errors import CheckpointError
-from convolve.files import discard, fill_folder, sync_folder
+from convolve.files import remove_quietly, sync_folder, write_folder
 
 AVERAGES_FOLDER = "averages"
 
 
-Blend = Callable[[Tensor, Tensor, int], Tensor]
+BlendFn = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def mean(average: Tensor, newest: Tensor, count: int) -> Tensor:
@@ -30,12 +30,12 @@ def mean(average: Tensor, newest: Tensor, count: int) -> Tensor:
     return average + (newest - average) / count
 
 
-def exponential(decay: float) -> Blend:
+def exponential(decay: float) -> BlendFn:
     """The exponential average with a decay."""
     return lambda average, newest, count: decay * average + (1 - decay) * newest
 
 
-def average_weights(snapshots: Iterable[Snapshot], blend: Blend) -> dict[str, Tensor]:
+def average_weights(snapshots: Iterable[Snapshot], blend: BlendFn) -> dict[str, Tensor]:
     """The averaged weights; one snapshot is in memory at a time. Counters are those of the newest."""
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}
@@ -66,14 +66,14 @@ def save_average(run: Path, name: str, snapshot: Snapshot) -> Path:
     temp = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fill_folder(temp, files)
-        discard(path)
+        write_folder(temp, files)
+        remove_quietly(path)
         temp.rename(path)
         sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}; make room or rights for it") from error
     finally:
-        discard(temp)
+        remove_quietly(temp)
     verify(path)
     return path
 

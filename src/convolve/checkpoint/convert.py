@@ -47,7 +47,7 @@ def convert(source: Path, target: Path) -> ConvertReport:
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as folder:
             made = Path(folder) / "weights.safetensors"
-            tensors = _convert_apart(source, made)
+            tensors = _convert_in_child(source, made)
             size = made.stat().st_size
             made.replace(target)
     except OSError as error:
@@ -55,7 +55,7 @@ def convert(source: Path, target: Path) -> ConvertReport:
     return ConvertReport(source, target, tensors, size)
 
 
-def _convert_apart(source: Path, made: Path) -> int:
+def _convert_in_child(source: Path, made: Path) -> int:
     words = [sys.executable, "-m", "convolve.checkpoint.convert", str(source), str(made)]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "HOME", "LANG")}
     try:
@@ -71,7 +71,7 @@ def _convert_apart(source: Path, made: Path) -> int:
 
 
 # Where training scripts keep the weights inside what they save.
-PLACES = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema", "net", "weights")
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema", "net", "weights")
 
 
 MEMORY_FACTOR = 8
@@ -86,7 +86,7 @@ def find_tensors(content: Any) -> dict[str, Tensor]:
         tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
-        for place in PLACES:
+        for place in STATE_DICT_KEYS:
             if isinstance(content.get(place), Mapping):
                 return find_tensors(content[place])
     raise ValueError("it holds no dictionary of tensors")

@@ -26,7 +26,7 @@ FORMAT = "convolve-checkpoint"
 VERSION = 1
 
 
-_LARGEST_MANIFEST = 2**16
+_MAX_MANIFEST = 2**16
 
 
 _PIECE = 2**20
@@ -36,7 +36,7 @@ _REMEDY = "use another checkpoint, or `convolve restore RUN`, which takes the ne
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """What one file must be."""
 
     sha256: str
@@ -49,7 +49,7 @@ def encode_manifest(files: Mapping[str, bytes]) -> bytes:
     return _seal({"format": FORMAT, "version": VERSION, "files": entries})
 
 
-def read_manifest(folder: Path) -> dict[str, Entry]:
+def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """The entries of a checkpoint's manifest by file name; a sha256 in it identifies the content of that part."""
     path = folder / MANIFEST_FILE
     raw = _read(path, None)
@@ -58,9 +58,9 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
         del content["sha256"]
         sealed = _seal(content)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _damage(path, "not a manifest") from None
+        raise _damaged(path, "not a manifest") from None
     if sealed != raw:
-        raise _damage(path, "its own sha256 differs")
+        raise _damaged(path, "its own sha256 differs")
     return _parse(path, content)
 
 
@@ -78,12 +78,12 @@ def verify(folder: Path) -> None:
         _compare(folder / name, _digest_file(folder / name, entry.size), entry)
 
 
-def _compare(path: Path, found: str, entry: Entry) -> None:
+def _compare(path: Path, found: str, entry: FileEntry) -> None:
     if found != entry.sha256:
-        raise _damage(path, f"sha256 differs from {MANIFEST_FILE}")
+        raise _damaged(path, f"sha256 differs from {MANIFEST_FILE}")
 
 
-def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, Entry]:
+def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     version = content.get("version")
     if content.get("format") != FORMAT or version != VERSION:
         given = f"format {content.get('format')!r} version {version!r}"
@@ -91,14 +91,16 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, Entry]:
             f"{path}: {given}: this convolve reads {FORMAT!r} version {VERSION}; use the one that wrote it"
         )
     try:
-        entries = {str(name): Entry(str(item["sha256"]), int(item["bytes"])) for name, item in content["files"].items()}
+        entries = {
+            str(name): FileEntry(str(item["sha256"]), int(item["bytes"])) for name, item in content["files"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _damage(path, "no list of files") from None
+        raise _damaged(path, "no list of files") from None
     foreign = sorted(set(entries) - set(FILES))
     if foreign:
-        raise _damage(path, f"names {foreign[0]!r}, which is no part of a checkpoint")
+        raise _damaged(path, f"names {foreign[0]!r}, which is no part of a checkpoint")
     if STATE_FILE not in entries:
-        raise _damage(path, f"does not name {STATE_FILE}")
+        raise _damaged(path, f"does not name {STATE_FILE}")
     return entries
 
 
@@ -122,19 +124,19 @@ def _reading(path: Path, size: int | None) -> Iterator[FileIO]:
     """A file of the right size, to be read."""
     try:
         if not path.is_file():
-            raise _damage(path, "missing")
+            raise _damaged(path, "missing")
         found = path.stat().st_size
         if size is not None and found != size:
-            raise _damage(path, f"{found} bytes instead of {size}")
-        if size is None and found > _LARGEST_MANIFEST:
-            raise _damage(path, f"{found} bytes are too many for a manifest")
+            raise _damaged(path, f"{found} bytes instead of {size}")
+        if size is None and found > _MAX_MANIFEST:
+            raise _damaged(path, f"{found} bytes are too many for a manifest")
         with path.open("rb", buffering=0) as file:
             yield file
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}); {_REMEDY}") from error
 
 
-def _damage(path: Path, what: str) -> CheckpointError:
+def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path}: damaged checkpoint ({what}); {_REMEDY}")
 
 

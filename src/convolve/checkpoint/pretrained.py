@@ -24,14 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from convolve.checkpoint.snapshot import describe_foreign
+from convolve.checkpoint.snapshot import describe_mismatch
 from convolve.checkpoint.store import find, find_best, load
 from convolve.errors import CheckpointError
 from convolve.models.network import Network
 
 
 @dataclass(frozen=True)
-class Transfer:
+class LoadReport:
     """What was taken over, and the parameters that kept their fresh values."""
 
     source: Path
@@ -51,7 +51,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         with path.open("rb") as file:
-            foreign = describe_foreign(file.read(8), path.suffix.lower())
+            foreign = describe_mismatch(file.read(8), path.suffix.lower())
         if foreign:
             raise CheckpointError(
                 f"init-path={path}: is {foreign}, and pickles can run code; make it safe first with: "
@@ -61,17 +61,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"init-path={path}: is not safetensors ({reason}); give another file") from None
 
 
-def transfer(network: Network, path: Path) -> Transfer:
+def load_pretrained(network: Network, path: Path) -> LoadReport:
     """Put weights from a path into a network."""
     own = network.state_dict()
-    weights = to_own_names(read_weights(path), own)
+    weights = convert_state_dict(read_weights(path), own)
     head = head_names(network)
-    _require_fit(own, weights, head, path)
+    _require_match(own, weights, head, path)
     taken = [name for name in own if name in weights and weights[name].numel() == own[name].numel()]
     with torch.no_grad():
         for name in taken:
             own[name].copy_(weights[name].reshape(own[name].shape))
-    return Transfer(path, len(taken), tuple(name for name in own if name in head and name not in taken))
+    return LoadReport(path, len(taken), tuple(name for name in own if name in head and name not in taken))
 
 
 def head_names(network: Network) -> frozenset[str]:
@@ -83,7 +83,7 @@ def head_names(network: Network) -> frozenset[str]:
     return frozenset()
 
 
-def _require_fit(own: dict[str, Tensor], weights: dict[str, Tensor], head: frozenset[str], path: Path) -> None:
+def _require_match(own: dict[str, Tensor], weights: dict[str, Tensor], head: frozenset[str], path: Path) -> None:
     missing = [name for name in own if name not in weights and name not in head]
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing:
@@ -111,7 +111,7 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
-def to_own_names(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def convert_state_dict(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights under the names that a network has; names that nobody knows stay as they are."""
     plain = {_strip(name): tensor for name, tensor in theirs.items()}
     if "conv_stem.weight" not in plain:

@@ -77,7 +77,7 @@ def decode(folder: Path, files: Mapping[str, bytes]) -> Snapshot:
     return snapshot
 
 
-def describe_foreign(head: bytes, suffix: str) -> str | None:
+def describe_mismatch(head: bytes, suffix: str) -> str | None:
     """What a file that is no part of a checkpoint really is, when its first bytes or its suffix tell."""
     if head.startswith(b"PK\x03\x04"):
         return "a zip archive, as torch.save writes it, which holds a pickle"
@@ -109,7 +109,7 @@ def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
         return unpack_tensors(data)
     except _UNREADABLE as error:
-        foreign = describe_foreign(data[:8], "")
+        foreign = describe_mismatch(data[:8], "")
         what = f"is {foreign}, and pickles are never loaded" if foreign else f"is not safetensors ({_one_line(error)})"
         raise CheckpointError(f"{path}: {what}; use another checkpoint") from None
 

@@ -25,17 +25,17 @@ from pathlib import Path
 from torch import Tensor
 
 from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, read_files, verify
-from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_foreign, encode
+from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_mismatch, encode
 from convolve.errors import CheckpointError
 from convolve.files import (
-    discard,
     failpoint,
-    fill_folder,
     free_space,
     is_running,
     remove_folder,
+    remove_quietly,
     sync_folder,
-    write_synced,
+    write_and_sync,
+    write_folder,
 )
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -44,7 +44,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 BEST_FILE = "best.txt"
 
 
-FEWEST_KEPT = 2
+MIN_KEPT = 2
 
 
 _NAME = re.compile(r"step-(\d{9,})")
@@ -63,7 +63,7 @@ class Store:
 
     def __init__(self, folder: Path, *, keep: int | None) -> None:
         self.folder = folder
-        self.keep = None if keep is None else max(keep, FEWEST_KEPT)
+        self.keep = None if keep is None else max(keep, MIN_KEPT)
         self._damaged: set[Path] = set()
         self._sweep()
         _ = self.best
@@ -82,7 +82,7 @@ class Store:
         files = encode(snapshot)
         files[MANIFEST_FILE] = encode_manifest(files)
         path = self.folder / _name(snapshot.step)
-        if not _holds(path, files[MANIFEST_FILE]):
+        if not _has_checkpoints(path, files[MANIFEST_FILE]):
             self._write(path, files)
         self._damaged.discard(path)
         self._prune(path)
@@ -106,26 +106,26 @@ class Store:
             raise CheckpointError(f"{path}: is no checkpoint of {self.folder}, and cannot be its best")
         temp = self._private("tmp", "best")
         try:
-            discard(temp)
-            write_synced(temp, f"{path.name}\n".encode(), BEST_FILE)
+            remove_quietly(temp)
+            write_and_sync(temp, f"{path.name}\n".encode(), BEST_FILE)
             temp.replace(self.folder / BEST_FILE)
             failpoint("best-renamed")
             sync_folder(self.folder)
         except OSError as error:
             raise self._failure("the mark of the best checkpoint", error, len(path.name)) from error
         finally:
-            discard(temp)
+            remove_quietly(temp)
 
     def _write(self, path: Path, files: dict[str, bytes]) -> None:
         temp = self._private("tmp", path.name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            fill_folder(temp, files)
+            write_folder(temp, files)
             self._swap_in(temp, path)
         except OSError as error:
             raise self._failure(path.name, error, sum(map(len, files.values()))) from error
         finally:
-            discard(temp)
+            remove_quietly(temp)
         verify(path)
         failpoint("verified")
 
@@ -134,7 +134,7 @@ class Store:
         aside = self._private("old", path.name)
         replaces = path.exists()
         if replaces:
-            discard(aside)
+            remove_quietly(aside)
             path.rename(aside)
             failpoint("set-aside")
         try:
@@ -146,7 +146,7 @@ class Store:
         failpoint("renamed")
         sync_folder(self.folder)
         failpoint("parent-synced")
-        discard(aside)
+        remove_quietly(aside)
 
     def _prune(self, saved: Path) -> None:
         """Remove what is older than the newest `keep`; those known to be damaged neither count nor go."""
@@ -162,7 +162,7 @@ class Store:
     def _remove(self, path: Path) -> None:
         withdrawn = self._private("gone", path.name)
         try:
-            discard(withdrawn)
+            remove_quietly(withdrawn)
             remove_folder(path, withdrawn)
         except OSError as error:
             raise CheckpointError(
@@ -188,7 +188,7 @@ class Store:
                     f"{entry}: cannot be renamed to {_name(int(step))} ({error.strerror}); make the folder writable"
                 ) from error
         else:
-            discard(entry)
+            remove_quietly(entry)
 
     def _private(self, kind: str, name: str) -> Path:
         return self.folder / f".{kind}-{name.removeprefix('step-').lstrip('0') or '0'}-{os.getpid()}"
@@ -202,13 +202,13 @@ class Store:
 
 def load(path: Path) -> Snapshot:
     """The snapshot in one checkpoint folder, after every file was compared with its manifest."""
-    _refuse_other(path)
+    _reject(path)
     return decode(path, dict(read_files(path)))
 
 
 def find(path: Path) -> list[Path]:
     """The checkpoints that a path means, ascending: those of a run or checkpoints folder, or the one itself."""
-    _refuse_other(path)
+    _reject(path)
     if (path / MANIFEST_FILE).is_file() or _NAME.fullmatch(path.resolve().name):
         return [path]
     found = _list_checkpoints(path / CHECKPOINTS_FOLDER) or _list_checkpoints(path)
@@ -232,7 +232,7 @@ def find_best(folder: Path) -> Path | None:
     return path if path.is_dir() else None
 
 
-def _refuse_other(path: Path) -> None:
+def _reject(path: Path) -> None:
     """Only folders can be checkpoints; a file gets told what it is, by its first bytes, without being loaded."""
     if path.is_dir():
         return
@@ -242,7 +242,7 @@ def _refuse_other(path: Path) -> None:
         raise CheckpointError(f"{path}: is one file of a checkpoint; give its folder, {path.parent}")
     try:
         with path.open("rb") as file:
-            foreign = describe_foreign(file.read(8), path.suffix.lower())
+            foreign = describe_mismatch(file.read(8), path.suffix.lower())
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}); give a run folder") from error
     what = (
@@ -267,7 +267,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _holds(path: Path, manifest: bytes) -> bool:
+def _has_checkpoints(path: Path, manifest: bytes) -> bool:
     """Whether this folder is whole and has exactly this manifest, hence exactly these files."""
     try:
         verify(path)
@@ -276,7 +276,7 @@ def _holds(path: Path, manifest: bytes) -> bool:
         return False
 
 
-class BackgroundSaver:
+class AsyncSaver:
     """Puts snapshots into a store, one after the other. The interpreter does not end before the last one is there."""
 
     def __init__(self, store: Store) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import device
-from convolve.cli.command import Parser, add_config_flags, given_values
+from convolve.cli.command import Parser, add_config_flags, explicit_options
 from convolve.cli.console import print_json, print_table
 from convolve.compat.options import translate
 from convolve.config.loading import resolve
@@ -42,7 +42,7 @@ def _parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Compare number formats and print the verdict."""
     options = _parser().parse(translate(arguments))
-    given = given_values(options)
+    given = explicit_options(options)
     chosen = options.config or (None if "model" in given else DEFAULT_CONFIG)
     config = resolve(chosen, Path(options.config_path) if options.config_path else None, given).config
 
@@ -51,7 +51,9 @@ def run(arguments: Sequence[str]) -> int:
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
-    plan = align.Plan(tuple(options.policies), options.seeds, options.walk_steps, options.tolerance, options.points)
+    plan = align.AlignPlan(
+        tuple(options.policies), options.seeds, options.walk_steps, options.tolerance, options.points
+    )
     if options.runs:
         report = align.compare_runs(options.runs, plan, options.out, console)
     else:
@@ -66,11 +68,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _show(candidates: Sequence[object], verdict: str, page: Path) -> None:
-    from convolve.alignment.align import Candidate
+    from convolve.alignment.align import PolicyResult
 
     rows = []
     for one in candidates:
-        assert isinstance(one, Candidate), "the report holds candidates"
+        assert isinstance(one, PolicyResult), "the report holds candidates"
         parting = one.parting
         rows.append(
             (

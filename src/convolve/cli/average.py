@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     from convolve.cli.console import PlainConsole, open_console
     from convolve.runs import average
 
-    recipe = average.Recipe(options.mode, options.count, options.decay, options.discard_last, options.statistics)
+    recipe = average.AverageRecipe(options.mode, options.count, options.decay, options.discard_last, options.statistics)
     console = PlainConsole() if options.json else open_console()
     report = average.average(options.run, recipe, console, name=options.filename)
     console.close()

@@ -18,17 +18,17 @@ from convolve.cli.command import (
     DEFAULT_CONFIG,
     Parser,
     add_config_flags,
-    given_values,
+    explicit_options,
     read_config,
-    start_job,
-    wants_job,
+    should_spawn,
+    spawn_ranks,
 )
-from convolve.cli.console import print_json, print_table, size
+from convolve.cli.console import format_bytes, print_json, print_table
 from convolve.compat.options import translate
 from convolve.config import Config
 from convolve.config.loading import field_name, flag_name, resolve
 from convolve.distributed.launch.local import follow_launcher
-from convolve.distributed.topology import speaks
+from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, suggest
 
 PARTS = {
@@ -82,7 +82,7 @@ def run_data(arguments: Sequence[str]) -> int:
 
 
 if TYPE_CHECKING:
-    from convolve.bench.infer import InferSpeed, Subject
+    from convolve.bench.infer import BenchTarget, InferSpeed
     from convolve.loggers.base import Console
 
 
@@ -116,7 +116,7 @@ def _parser_infer() -> Parser:
 def run_infer(arguments: Sequence[str]) -> int:
     """Measure, and print a table."""
     options = _parser_infer().parse(translate(arguments))
-    given = given_values(options)
+    given = explicit_options(options)
     _check_infer(options, set(given))
     device.prepare()
     from convolve.bench import infer
@@ -143,12 +143,12 @@ def _check_infer(options: Namespace, given: set[str]) -> None:
         )
 
 
-def _open(options: Namespace, console: "Console") -> "Subject":
+def _open(options: Namespace, console: "Console") -> "BenchTarget":
     from convolve.bench.infer import from_config, from_run
 
     if options.run is None:
         return from_config(read_config(options), console)
-    threads = given_values(options).get("threads")
+    threads = explicit_options(options).get("threads")
     return from_run(options.run, None if threads is None else int(threads), console)
 
 
@@ -171,7 +171,7 @@ def _show_infer(speed: "InferSpeed") -> None:
     channels, height, width = speed.input_shape
     print(
         f"{speed.model}, {height} x {width} x {channels}, {speed.threads} threads, "
-        f"at most {size(speed.peak_rss_bytes)} of memory; first calls are not counted"
+        f"at most {format_bytes(speed.peak_rss_bytes)} of memory; first calls are not counted"
     )
     for name, reason in speed.left_out.items():
         print(f"without {name}: {reason}")
@@ -221,8 +221,8 @@ def run_train(arguments: Sequence[str]) -> int:
     options = _parser_train().parse(translate(arguments, own=("profile",)))
     config, other = read_config(options), _read_other(options)
     _check_train(options, config, other)
-    if wants_job(config):
-        return start_job(["bench", "train", *arguments], config)
+    if should_spawn(config):
+        return spawn_ranks(["bench", "train", *arguments], config)
 
     follow_launcher()
     device.prepare()
@@ -230,15 +230,15 @@ def run_train(arguments: Sequence[str]) -> int:
     from convolve.cli.console import PlainConsole, open_console
 
     console = PlainConsole() if options.json else open_console()
-    pace = train.Pace(options.warmup, options.repeats, options.run_steps)
+    pace = train.StepRate(options.warmup, options.repeats, options.run_steps)
     if other is not None:
         comparison = train.compare(config, other, console, pace)
         console.close()
-        _tell_comparison(comparison, options.json)
+        _show_comparison(comparison, options.json)
         return 0
     speed = train.bench_train(config, console, pace, Path(options.profile) if options.profile else None)
     console.close()
-    if speaks():
+    if is_rank_zero():
         print_json(speed) if options.json else _show_train(speed)
     return 0
 
@@ -247,7 +247,7 @@ def _read_other(options: Namespace) -> Config | None:
     """The config to compare with: the options of the command line hold for both, --compare-with comes on top."""
     if options.compare is None and not options.compare_with:
         return None
-    given = given_values(options)
+    given = explicit_options(options)
     for word in options.compare_with:
         name, equals, value = word.partition("=")
         if not equals:
@@ -268,7 +268,7 @@ def _check_train(options: Namespace, config: Config, other: Config | None) -> No
         raise ConfigError("--mlperf-logging: is the log of one training; leave out --compare")
 
 
-def _tell_comparison(comparison: "Comparison", as_json: bool) -> None:
+def _show_comparison(comparison: "Comparison", as_json: bool) -> None:
     ratios = {"ratio": comparison.ratio, "ratio_least": comparison.ratio_least, "ratio_most": comparison.ratio_most}
     if as_json:
         print_json({**asdict(comparison.ours), **ratios, "other": comparison.other})
@@ -292,7 +292,7 @@ def _show_train(speed: "TrainSpeed") -> None:
     print(
         f"  {speed.images_per_second:,.1f} images/s, {speed.ms_per_step:.2f} ms/step "
         f"(p50 {speed.ms_p50:.2f}, p99 {speed.ms_p99:.2f}), waiting for data {speed.data_wait_share:.1%}, "
-        f"at most {size(speed.peak_rss_bytes)} of memory"
+        f"at most {format_bytes(speed.peak_rss_bytes)} of memory"
     )
     print(
         f"  {speed.flops / 1e9:,.1f} of {speed.matmul_flops / 1e9:,.1f} GFLOP/s of matrix products: "

@@ -22,7 +22,7 @@ from convolve.config.loading import flag_name, resolve
 from convolve.config.model_options import EVERY_MODEL, Family, family_of
 from convolve.config.schema import SECTION_OF, SECTIONS, fields
 from convolve.distributed.launch.local import run_attempts, start_processes
-from convolve.distributed.topology import launched
+from convolve.distributed.topology import is_distributed
 from convolve.errors import ConfigError, suggest
 
 DEFAULT_CONFIG = "lenet-mnist"
@@ -53,12 +53,12 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=110)
 
 
-def spell(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as helps and tables write it; nothing for one that is not there."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
-        return " ".join(spell(one) for one in value)
+        return " ".join(format_value(one) for one in value)
     return "" if value is None else str(value)
 
 
@@ -77,7 +77,7 @@ def _metavar(kind: Any) -> str:
 
 
 def _help(info: FieldInfo) -> str:
-    text, default = (info.description or "").replace("%", "%%"), spell(info.get_default())
+    text, default = (info.description or "").replace("%", "%%"), format_value(info.get_default())
     return f"{text} [{default}]" if default else text
 
 
@@ -86,7 +86,7 @@ def _own_help(family: Family, name: str, info: FieldInfo) -> str:
     defaults = [family.defaults[name]]
     if family.cifar.get(name, defaults[0]) != defaults[0]:
         defaults.append(family.cifar[name])
-    words = [spell(value) or "by size" for value in defaults]
+    words = [format_value(value) or "by size" for value in defaults]
     small = f", {words[1]} on small images" if len(words) > 1 else ""
     return f"{(info.description or '').replace('%', '%%')} [{words[0]}{small}]"
 
@@ -152,7 +152,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, info: FieldInfo, text: 
         group.add_argument(flag, metavar=_metavar(kind), **common)
 
 
-def given_values(namespace: argparse.Namespace) -> dict[str, Any]:
+def explicit_options(namespace: argparse.Namespace) -> dict[str, Any]:
     """The knobs that were really given, with `none` as the way to unset one and commas as the way to list."""
     annotations = {name: info.annotation for _, name, info in fields()}
     given = {}
@@ -167,26 +167,26 @@ def given_values(namespace: argparse.Namespace) -> dict[str, Any]:
 
 def read_config(namespace: argparse.Namespace) -> Config:
     """The config that flags mean: the one named, else the flags' own network, else the default job."""
-    given = given_values(namespace)
+    given = explicit_options(namespace)
     chosen = namespace.config or (None if "model" in given else DEFAULT_CONFIG)
     return resolve(chosen, Path(namespace.config_path) if namespace.config_path else None, given).config
 
 
-def wants_job(config: Config) -> bool:
+def should_spawn(config: Config) -> bool:
     """Whether this process is to start others for a training, rather than be one of them or the only one."""
-    return (config.parallel.processes > 1 or config.parallel.max_restarts > 0) and not launched()
+    return (config.parallel.processes > 1 or config.parallel.max_restarts > 0) and not is_distributed()
 
 
-def start_job(arguments: Sequence[str], config: Config) -> int:
+def spawn_ranks(arguments: Sequence[str], config: Config) -> int:
     """Run a training's processes here; with --max-restarts again from the newest checkpoint after a failure."""
     world = config.parallel.processes
     if not config.parallel.max_restarts:
         return start_processes(world, arguments)
-    from convolve.runs.folder import settle_folder
+    from convolve.runs.folder import reserve_run_dir
 
     folder = None
     if arguments[0] == "train":
-        folder = settle_folder(config)
+        folder = reserve_run_dir(config)
         arguments = [*arguments, "--run-dir", str(folder)]
     return run_attempts(
         lambda words, _: start_processes(world, words),

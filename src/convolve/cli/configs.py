@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve import api
-from convolve.cli.command import Parser, spell
+from convolve.cli.command import Parser, format_value
 from convolve.cli.console import print_json, print_table
 
 
@@ -24,7 +24,9 @@ def run(arguments: Sequence[str]) -> int:
         if options.json:
             print_json({value.option: {"value": value.value, "origin": value.origin} for value in values})
         else:
-            print_table(("option", "value", "from"), [(one.option, spell(one.value), one.origin) for one in values])
+            print_table(
+                ("option", "value", "from"), [(one.option, format_value(one.value), one.origin) for one in values]
+            )
     else:
         entries = api.list_configs(options.config_path)
         if options.json:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from convolve.distributed.topology import speaks
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, describe_train, describe_valid
+from convolve.distributed.topology import is_rank_zero
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
 
 if TYPE_CHECKING:
     from convolve.runs.session import TrainReport
@@ -85,9 +85,9 @@ class TerminalConsole:
         for task in self._tasks.values():
             self._progress.update(task, facts=f"{counted}{record.images_per_second:,.0f} images/s")
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Keep each validation on the screen."""
-        self.say(describe_valid(record))
+        self.say(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
         """Events go to the files only."""
@@ -120,11 +120,11 @@ class PlainConsole:
 
     def train(self, record: TrainRecord) -> None:
         """One line for each log point."""
-        self.say(describe_train(record))
+        self.say(format_train(record))
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """One line for each validation."""
-        self.say(describe_valid(record))
+        self.say(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
         """Events go to the files only."""
@@ -138,14 +138,14 @@ def open_console() -> TerminalConsole | PlainConsole:
     return TerminalConsole() if sys.stdout.isatty() else PlainConsole()
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value in JSON types; NaN and infinities become null, because JSON has none."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return to_plain(asdict(value))
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Enum):
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """The one JSON object that ends the output of a verb."""
-    print(json.dumps(plain(value)), flush=True)
+    print(json.dumps(to_plain(value)), flush=True)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -182,7 +182,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
@@ -191,9 +191,9 @@ def size(count: float) -> str:
     raise AssertionError("the loop ends with GB")
 
 
-def finish(report: "TrainReport") -> int:
+def print_result(report: "TrainReport") -> int:
     """Say what came out, and give the exit code: 0, or 128 + signal number for a run that was stopped."""
-    if not speaks():
+    if not is_rank_zero():
         return 0 if report.stopped_by is None else 128 + int(report.stopped_by)
     if report.stopped_by is not None:
         print(

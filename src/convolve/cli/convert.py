@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve.cli.command import Parser
-from convolve.cli.console import print_json, size
+from convolve.cli.console import format_bytes, print_json
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -24,5 +24,5 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(report)
     else:
-        print(f"{report.target}: {report.tensors} tensors, {size(report.bytes)}")
+        print(f"{report.target}: {report.tensors} tensors, {format_bytes(report.bytes)}")
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convolve.cli.command import Parser
-from convolve.cli.console import print_json, print_table, size
+from convolve.cli.console import format_bytes, print_json, print_table
 from convolve.compat.options import translate_program
 
 SHOWN_FINDINGS = 50
@@ -49,7 +49,10 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print_json(listings)
         return 0
-    rows = [(one.name, one.what, one.place or f"{size(one.fetched_bytes)} to fetch", one.licence) for one in listings]
+    rows = [
+        (one.name, one.what, one.place or f"{format_bytes(one.fetched_bytes)} to fetch", one.licence)
+        for one in listings
+    ]
     print_table(("data set", "what", "where", "licence"), rows)
     return 0
 
@@ -60,7 +63,7 @@ def _get(options: argparse.Namespace) -> int:
     from convolve.data import check
 
     console = PlainConsole() if options.json else open_console()
-    supply = check.get(options.name, progress=console.progress)
+    supply = check.fetch_dataset(options.name, progress=console.progress)
     console.close()
     print(f"{supply.name}: {'fetched to' if supply.fetched else 'already in'} {supply.place}")
     if options.json:
@@ -75,7 +78,7 @@ def _check(options: argparse.Namespace) -> int:
     from convolve.data import check
 
     console = PlainConsole() if options.json else open_console()
-    report = check.check(options.name, announce=console.say, progress=console.progress)
+    report = check.check_data(options.name, announce=console.say, progress=console.progress)
     console.close()
     code = 1 if any(finding.kind in ("broken", "checksum") for finding in report.findings) else 0
     if options.json:
@@ -96,15 +99,15 @@ def _prepare(options: argparse.Namespace) -> int:
 
     from convolve.cli.console import PlainConsole, open_console
     from convolve.data import prepare
-    from convolve.data.prepare import Options
+    from convolve.data.prepare import PrepareOptions
 
     console = PlainConsole() if options.json else open_console()
-    wanted = Options(options.format, options.image_size, options.quality, options.shard_samples)
-    made = prepare.prepare_pictures(Path(options.name), options.target, wanted, options.workers, console.progress)
+    wanted = PrepareOptions(options.format, options.image_size, options.quality, options.shard_samples)
+    made = prepare.prepare_images(Path(options.name), options.target, wanted, options.workers, console.progress)
     console.close()
     print(
         f"{made.place}: {made.train_samples:,} training and {made.test_samples:,} test pictures in {made.files} files, "
-        f"{size(made.stored_bytes)}; train with --data-dir {made.place}"
+        f"{format_bytes(made.stored_bytes)}; train with --data-dir {made.place}"
     )
     if options.json:
         print_json(made)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from convolve import device
 from convolve.cli.command import Parser
-from convolve.cli.console import print_json, print_table, size
+from convolve.cli.console import format_bytes, print_json, print_table
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     from convolve.runs import describe
 
     if options.what is None:
-        networks = describe.list_networks()
+        networks = describe.list_models()
         print_json(networks) if options.json else print_table(("network", "what"), networks.items())
         return 0
     if options.schedule:
@@ -38,13 +38,20 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     headings = ("block", "kind", "output", "parameters", "multiply-adds", "activations")
     rows = [
-        (row.name, row.kind, name_size(row.shape), row.parameters, row.multiply_adds, size(row.activation_bytes))
+        (
+            row.name,
+            row.kind,
+            name_size(row.shape),
+            row.parameters,
+            row.multiply_adds,
+            format_bytes(row.activation_bytes),
+        )
         for row in found.rows
     ]
     print_table(headings, rows)
     print(
         f"{found.name}: {found.parameters:,} parameters, {found.multiply_adds:,} multiply-adds and "
-        f"{size(found.activation_bytes)} of activations per image"
+        f"{format_bytes(found.activation_bytes)} of activations per image"
     )
     return 0
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from convolve import device
 from convolve.cli.command import Parser
-from convolve.cli.console import print_json, print_table, size
+from convolve.cli.console import format_bytes, print_json, print_table
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
             ("devices", ", ".join(report.devices)),
             ("cpu", report.cpu),
             ("threads", str(report.threads)),
-            ("memory", size(report.memory_bytes)),
+            ("memory", format_bytes(report.memory_bytes)),
             ("cache", report.cache),
             ("AMX", report.amx),
             ("oneDNN limit", report.isa_limit or "none"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser
-from convolve.cli.console import print_json, size
+from convolve.cli.console import format_bytes, print_json
 
 if TYPE_CHECKING:
     from convolve.export.export import ExportReport
@@ -40,11 +40,11 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(report)
         return 0
-    print(f"{report.path}: {size(report.bytes)} in {report.seconds:.1f} s; {_proof(report)}")
+    print(f"{report.path}: {format_bytes(report.bytes)} in {report.seconds:.1f} s; {_format_verification(report)}")
     return 0
 
 
-def _proof(report: "ExportReport") -> str:
+def _format_verification(report: "ExportReport") -> str:
     if report.int8_accuracy is not None:
         return (
             f"accuracy {report.int8_accuracy:.2%}, float {report.accuracy:.2%} on {report.test_samples:,} test images"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 USAGE = "convolve launch --hosts a,b [--num-instances 4] [--num-replicas 8] [options] -- train --config NAME ..."
 
 
-VERBS = ("train", "restore")
+COMMANDS = ("train", "restore")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,12 +32,12 @@ def run(arguments: Sequence[str]) -> int:
     parser = _parser()
     cut = list(arguments).index("--") if "--" in arguments else len(arguments)
     options, command = parser.parse(translate_program("launch", arguments[:cut])), list(arguments[cut + 1 :])
-    if not command or command[0] not in VERBS:
+    if not command or command[0] not in COMMANDS:
         raise ConfigError(
             "launch: give the training after two dashes, as in `convolve launch --hosts a,b -- train ...`"
         )
 
-    config, folder, command = _settle(command, options)
+    config, folder, command = _resolve(command, options)
     job = _plan_job(options, config)
     if options.dry_run:
         _show(job, command, folder, options.max_restarts)
@@ -71,11 +71,11 @@ def _parser() -> Parser:
     return parser
 
 
-def _settle(command: list[str], options: Namespace) -> tuple[Config, Path, list[str]]:
+def _resolve(command: list[str], options: Namespace) -> tuple[Config, Path, list[str]]:
     """The config of the training, the folder of its run, and the command that says both."""
 
     from convolve.runs import session
-    from convolve.runs.folder import settle_folder
+    from convolve.runs.folder import reserve_run_dir
 
     if options.num_replicas is not None:
         command = [*command, "--replicas", str(options.num_replicas)]
@@ -85,7 +85,7 @@ def _settle(command: list[str], options: Namespace) -> tuple[Config, Path, list[
         return config, told.run.absolute(), command
     config = read_config(train_verb.read_options(command[1:]))
     claimed = config.run.run_dir is not None or not options.dry_run
-    folder = settle_folder(config) if claimed else (config.run.log_dir / "RUN").absolute()
+    folder = reserve_run_dir(config) if claimed else (config.run.log_dir / "RUN").absolute()
     return config, folder, [*command, "--run-dir", str(folder)]
 
 

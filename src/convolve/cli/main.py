@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from convolve import __version__
-from convolve.distributed.topology import speaks
+from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
 
-VERBS = {
+COMMANDS = {
     "train": "train a network; without arguments, LeNet on MNIST",
     "launch": "train on many hosts, and go on after a failure",
     "restore": "go on with a run exactly where it stopped",
@@ -29,11 +29,11 @@ VERBS = {
 }
 
 
-ALSO = {"infer-bench": ("bench", "infer")}
+ALIASES = {"infer-bench": ("bench", "infer")}
 
 
 def _usage() -> str:
-    lines = [f"  {verb:<10} {summary}" for verb, summary in VERBS.items()]
+    lines = [f"  {verb:<10} {summary}" for verb, summary in COMMANDS.items()]
     return "\n".join(
         [
             "usage: convolve VERB [options]     convolve VERB --help tells more",
@@ -48,16 +48,16 @@ def _usage() -> str:
 def dispatch(arguments: Sequence[str]) -> int:
     """Run one verb and return the exit code."""
     verb = arguments[0] if arguments else "--help"
-    if verb in ALSO:
-        return dispatch([*ALSO[verb], *arguments[1:]])
+    if verb in ALIASES:
+        return dispatch([*ALIASES[verb], *arguments[1:]])
     if verb in ("-h", "--help"):
         print(_usage())
         return 0
     if verb == "--version":
         print(f"convolve {__version__}")
         return 0
-    if verb not in VERBS:
-        raise ConfigError(f"'{verb}' is not a verb; {suggest(verb, VERBS)}")
+    if verb not in COMMANDS:
+        raise ConfigError(f"'{verb}' is not a verb; {suggest(verb, COMMANDS)}")
     code: int = import_module(f"convolve.cli.{verb}").run(arguments[1:])
     return code
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         # Every rank meets a wrong option; one of them says so.
-        if speaks() or not isinstance(error, ConfigError):
+        if is_rank_zero() or not isinstance(error, ConfigError):
             print(f"convolve: {error}", file=sys.stderr)
         code = error.exit_code
     except BrokenPipeError:

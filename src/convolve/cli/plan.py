@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser, add_config_flags, read_config
-from convolve.cli.console import print_json, print_table, size
+from convolve.cli.console import format_bytes, print_json, print_table
 from convolve.cli.describe import draw
 from convolve.compat.options import translate
 from convolve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from convolve.planning.plan import Means, Plan
+    from convolve.planning.plan import Hardware, Plan
 
 
 USAGE = "convolve plan [CONFIG] [--option value ...]     takes every option of `convolve train`"
@@ -34,16 +34,16 @@ def run(arguments: Sequence[str]) -> int:
     device.prepare()
     from convolve.planning import plan
 
-    found, timetable = plan.plan(config, _read_means(options))
+    found, timetable = plan.plan(config, _read_hardware(options))
     if options.timetable is not None:
-        plan.write_timetable(found, timetable, options.timetable)
+        plan.write_schedule(found, timetable, options.timetable)
     if options.json:
         print_json(found)
         return 0
-    for line in _tell(found):
+    for line in _show(found):
         print(line)
     print_table(*_table(found))
-    for line in _tell_more(found):
+    for line in _show_details(found):
         print(line)
     for line in draw(found.curve.points, rows=6):
         print(line)
@@ -74,15 +74,15 @@ def _parser() -> Parser:
     return parser
 
 
-def _read_means(options: Namespace) -> Means:
-    from convolve.planning.plan import Means
+def _read_hardware(options: Namespace) -> Hardware:
+    from convolve.planning.plan import Hardware
 
     for name in ("hosts", "cores", "device_flops", "latency", "bandwidth"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             raise ConfigError(f"{name.replace('_', '-')}={value:g}: must be greater than 0")
     memory = None if options.device_memory is None else read_bytes(options.device_memory)
-    return Means(options.hosts, options.cores, options.device_flops, memory, options.latency, options.bandwidth)
+    return Hardware(options.hosts, options.cores, options.device_flops, memory, options.latency, options.bandwidth)
 
 
 def read_bytes(text: str) -> int:
@@ -97,7 +97,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _tell(plan: Plan) -> Iterator[str]:
+def _show(plan: Plan) -> Iterator[str]:
     length = plan.length
     yield (
         f"{plan.name}: {plan.model} on {_count(plan.devices, 'device')} of {_count(plan.hosts, 'host')}, "
@@ -121,21 +121,21 @@ def _table(plan: Plan) -> tuple[Sequence[str], list[Sequence[object]]]:
             f"{stage.forward_ms:.2f}",
             f"{stage.backward_ms:.2f}",
             stage.held_micro_batches,
-            *map(size, (stage.memory.weights, stage.memory.gradients, stage.memory.optimiser)),
-            size(stage.memory.activations),
-            size(stage.memory_bytes),
+            *map(format_bytes, (stage.memory.weights, stage.memory.gradients, stage.memory.optimiser)),
+            format_bytes(stage.memory.activations),
+            format_bytes(stage.memory_bytes),
         )
         for index, stage in enumerate(plan.stages)
     ]
     return (*headings, "weights", "gradients", "optimiser", "activations", "memory"), rows
 
 
-def _tell_more(plan: Plan) -> Iterator[str]:
+def _show_details(plan: Plan) -> Iterator[str]:
     room, passes, traffic, speed = plan.room, plan.passes, plan.traffic, plan.speed
     verdict = "fits" if room.fits else "DOES NOT FIT"
     need = max(stage.memory_bytes for stage in plan.stages)
     yield (
-        f"memory: {size(need)} of {size(room.device_bytes)} ({room.source}): {verdict}; "
+        f"memory: {format_bytes(need)} of {format_bytes(room.device_bytes)} ({room.source}): {verdict}; "
         f"largest micro batch {room.largest_batch_size:,}"
     )
     yield from (f"  {line}" for line in room.advice)
@@ -146,7 +146,7 @@ def _tell_more(plan: Plan) -> Iterator[str]:
         )
     if plan.replicas > 1:
         yield (
-            f"all-reduce: {size(traffic.summed_bytes)} of gradients, each device sends {size(traffic.sent_bytes)} per "
+            f"all-reduce: {format_bytes(traffic.summed_bytes)} of gradients, each device sends {format_bytes(traffic.sent_bytes)} per "
             f"step; {1e6 * traffic.latency:g} us + bytes / {traffic.bandwidth / 1e9:g} GB/s"
         )
     yield (

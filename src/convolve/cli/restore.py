@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve import device
-from convolve.cli.command import Parser, add_section_flags, given_values, start_job, wants_job
+from convolve.cli.command import Parser, add_section_flags, explicit_options, should_spawn, spawn_ranks
 from convolve.cli.console import print_json
 from convolve.compat.options import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.distributed.launch.local import follow_launcher
-from convolve.distributed.topology import speaks
+from convolve.distributed.topology import is_rank_zero
 
 if TYPE_CHECKING:
     from convolve.runs.session import Changes
@@ -35,7 +35,7 @@ def read_changes(options: Namespace) -> Changes:
     """What differs from now on: the length of the run, and its layout."""
     from convolve.runs.session import Changes
 
-    layout = {name: value for name, value in given_values(options).items() if SECTION_OF[name] == "parallel"}
+    layout = {name: value for name, value in explicit_options(options).items() if SECTION_OF[name] == "parallel"}
     return Changes(options.epochs, options.iterations, layout)
 
 
@@ -49,13 +49,13 @@ def run(arguments: Sequence[str]) -> int:
 
     changes = read_changes(options)
     config = changes.apply(session.read_config(options.run))
-    if wants_job(config):
-        return start_job(["restore", *arguments], config)
-    from convolve.cli.console import PlainConsole, finish, open_console
+    if should_spawn(config):
+        return spawn_ranks(["restore", *arguments], config)
+    from convolve.cli.console import PlainConsole, open_console, print_result
 
     console = PlainConsole() if options.json else open_console()
     report = session.resume(options.run, console, changes)
-    code = finish(report)
-    if options.json and speaks():
+    code = print_result(report)
+    if options.json and is_rank_zero():
         print_json(report)
     return code

@@ -4,11 +4,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from convolve import device
-from convolve.cli.command import Parser, add_config_flags, asked_model, read_config, start_job, wants_job
+from convolve.cli.command import Parser, add_config_flags, asked_model, read_config, should_spawn, spawn_ranks
 from convolve.cli.console import print_json
 from convolve.compat.options import translate
 from convolve.distributed.launch.local import follow_launcher
-from convolve.distributed.topology import speaks
+from convolve.distributed.topology import is_rank_zero
 
 USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help puts that network's options first"
 
@@ -28,17 +28,17 @@ def run(arguments: Sequence[str]) -> int:
     """Train a config and report its test accuracy."""
     options = read_options(arguments)
     config = read_config(options)
-    if wants_job(config):
-        return start_job(["train", *arguments], config)
+    if should_spawn(config):
+        return spawn_ranks(["train", *arguments], config)
 
     follow_launcher()
     device.prepare()
 
-    from convolve.cli.console import PlainConsole, finish, open_console
+    from convolve.cli.console import PlainConsole, open_console, print_result
     from convolve.runs import session
 
     report = session.train(config, PlainConsole() if options.json else open_console())
-    code = finish(report)
-    if options.json and speaks():
+    code = print_result(report)
+    if options.json and is_rank_zero():
         print_json(report)
     return code

@@ -18,12 +18,12 @@ _SPLIT = re.compile(r"(?:b(\d)/(\d+)|stage(\d)/unit(\d+)|block(\d)([a-z]))(/relu
 _ENDS = {"reduce_mean": "avgpool", "fc1": "fc", "Top": "features/8"}
 
 
-def to_own_splits(splits: Iterable[str], blocks: Sequence[str]) -> tuple[str, ...]:
+def canonical_splits(splits: Iterable[str], blocks: Sequence[str]) -> tuple[str, ...]:
     """Where pipeline stages begin, as names of a network's blocks; names that nobody knows stay as they are."""
-    return tuple(split if split in blocks else _own_split(split, blocks) for split in splits)
+    return tuple(split if split in blocks else _canonical_split(split, blocks) for split in splits)
 
 
-def _own_split(split: str, blocks: Sequence[str]) -> str:
+def _canonical_split(split: str, blocks: Sequence[str]) -> str:
     match = _SPLIT.fullmatch(split)
     if match is None:
         own = _ENDS.get(split, split)

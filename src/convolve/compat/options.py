@@ -99,7 +99,7 @@ SWITCHES = {
 }
 
 
-def _truth(name: str, value: str | None) -> bool:
+def _parse_bool(name: str, value: str | None) -> bool:
     words = {None: True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     key = None if value is None else value.lower()
     if key not in words:
@@ -108,12 +108,12 @@ def _truth(name: str, value: str | None) -> bool:
 
 
 def _use_ipu(value: str | None) -> list[str]:
-    return ["--device-model", "ipu-mk2"] if _truth("use-ipu", value) else []
+    return ["--device-model", "ipu-mk2"] if _parse_bool("use-ipu", value) else []
 
 
 def _stochastic_rounding(value: str | None) -> list[str]:
     words = {"ON": True, "ON_PRNG_STABLE": True, "RI_PRNG_STABLE": True, "OFF": False}
-    on = words[value.upper()] if value and value.upper() in words else _truth("stochastic-rounding", value)
+    on = words[value.upper()] if value and value.upper() in words else _parse_bool("stochastic-rounding", value)
     return ["--stochastic-rounding" if on else "--no-stochastic-rounding"]
 
 
@@ -131,7 +131,7 @@ def _batch_norm_momentum(value: str | None) -> list[str]:
         raise ConfigError(f"batchnorm-momentum={value}: must be a number; it is 1 - bn-decay") from None
 
 
-def _normalisation_place(value: str | None) -> list[str]:
+def _normalization_location(value: str | None) -> list[str]:
     places = {"host": ["--hostside-norm"], "ipu": ["--no-hostside-norm"], "none": ["--normalisation", "unit"]}
     if value not in places:
         raise ConfigError(f"normalization-location={value}: must be host, ipu or none")
@@ -161,7 +161,7 @@ SPECIAL: dict[str, Callable[[str | None], list[str]]] = {
     "loss-scale-value": _loss_scale,
     "recompute-mode": _recompute_mode,
     "use-ipu": _use_ipu,
-    "normalization-location": _normalisation_place,
+    "normalization-location": _normalization_location,
     "stochastic-rounding": _stochastic_rounding,
     "distribution-strategy": _distribution,
     "ds": _distribution,
@@ -216,7 +216,7 @@ def _apply_switches(groups: list[tuple[str | None, list[str]]]) -> list[tuple[st
         words = next((words for name, words in groups if name == flag), None)
         if words is None:
             continue
-        on = _truth(flag, words[0] if words else None)
+        on = _parse_bool(flag, words[0] if words else None)
         groups = [(name, group) for name, group in groups if name != flag and (on or name != option)]
         if on and all(name != option for name, _ in groups):
             groups.append((option, [default]))
@@ -242,7 +242,7 @@ def translate(arguments: Sequence[str], own: Container[str] = ()) -> list[str]:
         elif name in SPECIAL:
             result += SPECIAL[name](words[0] if words else None) + words[1:]
         elif name in WORDED and words:
-            result += [f"--{'' if _truth(name, words[0]) else 'no-'}{WORDED[name]}", *words[1:]]
+            result += [f"--{'' if _parse_bool(name, words[0]) else 'no-'}{WORDED[name]}", *words[1:]]
         elif name in WORDED:
             result.append(f"--{WORDED[name]}")
         else:

@@ -36,11 +36,11 @@ EXCLUSIVE = (
 )
 
 
-_ABOUT = ("base", "summary", "also")
+_METADATA_KEYS = ("base", "summary", "also")
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedConfig:
     """One named config as written in a file."""
 
     name: str
@@ -69,11 +69,11 @@ def flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _entry(name: str, body: Any, origin: str) -> Entry:
+def _entry(name: str, body: Any, origin: str) -> NamedConfig:
     if not isinstance(body, dict):
         raise ConfigError(f"{origin}, {name}: a named config is a list of `option: value` lines")
-    about = {key: body[key] for key in _ABOUT if key in body}
-    values = {field_name(str(key)): value for key, value in body.items() if key not in _ABOUT}
+    about = {key: body[key] for key in _METADATA_KEYS if key in body}
+    values = {field_name(str(key)): value for key, value in body.items() if key not in _METADATA_KEYS}
     for key in values:
         _require_known(key, f"{origin}, {name}")
     base, also = about.get("base"), about.get("also", [])
@@ -81,7 +81,7 @@ def _entry(name: str, body: Any, origin: str) -> Entry:
         raise ConfigError(f"{origin}, {name}: base={base}: must be the name of a config")
     if not isinstance(also, list):
         raise ConfigError(f"{origin}, {name}: also={also}: must be a list of names, as in [one, other]")
-    return Entry(name, origin, values, base, str(about.get("summary", "")), tuple(str(item) for item in also))
+    return NamedConfig(name, origin, values, base, str(about.get("summary", "")), tuple(str(item) for item in also))
 
 
 def _require_known(key: str, origin: str) -> None:
@@ -91,10 +91,10 @@ def _require_known(key: str, origin: str) -> None:
 
 
 @cache
-def shipped() -> dict[str, Entry]:
+def shipped() -> dict[str, NamedConfig]:
     """The configs that come with convolve, by name, in the order of their files."""
     folder = resources.files("convolve.config").joinpath("configs")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, NamedConfig] = {}
     for file in sorted(folder.iterdir(), key=lambda item: item.name):
         if file.name.endswith(".yml"):
             for name, body in parse_yaml(file.read_text(encoding="utf-8"), file.name).items():
@@ -102,13 +102,13 @@ def shipped() -> dict[str, Entry]:
     return entries
 
 
-def load_entries(path: Path | None) -> dict[str, Entry]:
+def load_entries(path: Path | None) -> dict[str, NamedConfig]:
     """The shipped configs, and the user's own on top."""
     own = {} if path is None else {name: _entry(name, body, str(path)) for name, body in read_yaml(path).items()}
     return {**shipped(), **own}
 
 
-def find_entry(name: str, entries: Mapping[str, Entry]) -> Entry:
+def find_config(name: str, entries: Mapping[str, NamedConfig]) -> NamedConfig:
     """A config by its name or by a name that an original system had for it."""
     for entry in entries.values():
         if name == entry.name or name in entry.also:
@@ -116,11 +116,11 @@ def find_entry(name: str, entries: Mapping[str, Entry]) -> Entry:
     raise ConfigError(f"config '{name}' is not known; {suggest(name, entries)}")
 
 
-def _lineage(entry: Entry, entries: Mapping[str, Entry]) -> list[Entry]:
+def _lineage(entry: NamedConfig, entries: Mapping[str, NamedConfig]) -> list[NamedConfig]:
     """The entry and its bases, root first."""
     line = [entry]
     while line[0].base is not None:
-        base = find_entry(line[0].base, entries)
+        base = find_config(line[0].base, entries)
         if base in line:
             raise ConfigError(f"{entry.origin}, {entry.name}: `base:` leads back to '{base.name}'; break the circle")
         line.insert(0, base)
@@ -150,7 +150,7 @@ def resolve(name: str | None, path: Path | None = None, given: Mapping[str, Any]
     entries = load_entries(path)
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if name is not None:
-        lineage = _lineage(find_entry(name, entries), entries)
+        lineage = _lineage(find_config(name, entries), entries)
         layers = [(f"{entry.origin}: {entry.name}", entry.values) for entry in lineage]
         name = lineage[-1].name
     layers.append((COMMAND_LINE, given or {}))
@@ -169,12 +169,12 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, n
         checked: dict[str, Any] = {key: SECTIONS[key](**section) for key, section in sections.items()}
         config = Config(name=name, **checked)
     except ValidationError as error:
-        raise ConfigError(_explain(error, origins or {})) from None
+        raise ConfigError(_first_error(error, origins or {})) from None
     check(config)
     return config
 
 
-def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+def _first_error(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
     knob = str(first["loc"][0])
     rule = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")

@@ -95,7 +95,7 @@ def family_of(model: str) -> Family | None:
     return next((family for name, family in FAMILIES.items() if model.startswith(name)), None)
 
 
-def refuse_foreign_options(options: ModelConfig) -> None:
+def reject_foreign_options(options: ModelConfig) -> None:
     """An option that the chosen network never reads is a mistake, not a wish."""
     family = family_of(options.model)
     if family is None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 
-def respell(others: Mapping[str, str], value: Any) -> Any:
+def normalize_choice(others: Mapping[str, str], value: Any) -> Any:
     """Names are written in small letters with dashes; those that other systems have for the same thing are known."""
     return others.get(value, value.lower().replace("_", "-")) if isinstance(value, str) else value
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from convolve.config.section import Section, respell
+from convolve.config.section import Section, normalize_choice
 
 
 class OptimConfig(Section):
@@ -27,7 +27,7 @@ class OptimConfig(Section):
     iterations: int | None = Field(None, ge=1, description="weight updates; instead of --epochs")
     optimiser: Annotated[
         Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"],
-        BeforeValidator(partial(respell, {"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"})),
+        BeforeValidator(partial(normalize_choice, {"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"})),
     ] = Field("sgd", description="update rule; rmsprop-tf has its epsilon inside the root and begins at 1")
     learning_rate: float = Field(0.01, gt=0, description="learning rate at the top of the schedule")
     base_learning_rate_exponent: float | None = Field(
@@ -170,7 +170,7 @@ class ParallelConfig(Section):
         AUTO_SPLITS, description="blocks at which the stages after the first begin; auto: balanced by measured time"
     )
     pipeline_schedule: Annotated[
-        Literal["interleaved", "grouped", "sequential"], BeforeValidator(partial(respell, {}))
+        Literal["interleaved", "grouped", "sequential"], BeforeValidator(partial(normalize_choice, {}))
     ] = Field(
         "interleaved",
         description="order of passes: one forward one backward, all forward then all backward, or one micro batch "

@@ -13,9 +13,15 @@ from convolve import device as machine
 from convolve.config import Config
 from convolve.config.schema import DataConfig
 from convolve.data.dataset import Dataset, Samples, Split
-from convolve.data.loader.decoding import USUAL_PHOTO_SIZE, Gallery, GalleryStock, Service, fit_gallery
-from convolve.data.loader.in_memory import MemoryStock
-from convolve.data.loader.loader import Loader, Stock, StockLoader
+from convolve.data.loader.decoding import (
+    USUAL_PHOTO_SIZE,
+    DecodingFetcher,
+    DecodingOptions,
+    EncodedImages,
+    fit_image_statistics,
+)
+from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.loader.loader import Fetcher, FetchingLoader, Loader
 from convolve.data.lookup import open_dataset
 from convolve.data.transforms.augment import NO_AUGMENT, Augment, Crop
 from convolve.data.transforms.mixup import NO_MIXING, Cutmix, Mixer, Mixing
@@ -26,7 +32,7 @@ from convolve.loggers.base import Console
 _CROPS: dict[str, Crop] = {"flip": "none", "pad-crop": "pad", "pad-crop-flip": "pad", "resized-crop-flip": "resized"}
 
 
-def choose_samples(dataset: Dataset, config: DataConfig) -> Dataset:
+def select_samples(dataset: Dataset, config: DataConfig) -> Dataset:
     """The data set without the held-out images, and with as much of the rest as is to be used."""
     held, count = config.hold_out, len(dataset.train)
     if held >= count:
@@ -41,24 +47,24 @@ def count_used(count: int, config: DataConfig) -> int:
     return max(1, math.floor((count - config.hold_out) * config.dataset_percentage_to_use / 100))
 
 
-def fit_input(samples: Samples, config: DataConfig, model_size: int | None = None) -> Transform:
+def fit_normalization(samples: Samples, config: DataConfig, model_size: int | None = None) -> Transform:
     """The transform for these samples; `model_size` is the side that the network is made for."""
     if isinstance(samples, Split):
         return fit_transform(samples, config.normalisation, config.image_size)
-    assert isinstance(samples, Gallery), "samples are in memory or in a gallery"
-    return fit_gallery(samples, config.normalisation, config.image_size or model_size or USUAL_PHOTO_SIZE)
+    assert isinstance(samples, EncodedImages), "samples are in memory or in a gallery"
+    return fit_image_statistics(samples, config.normalisation, config.image_size or model_size or USUAL_PHOTO_SIZE)
 
 
-def choose_augment(config: DataConfig, samples: Samples) -> Augment:
+def augment_of(config: DataConfig, samples: Samples) -> Augment:
     """What happens to training images; `auto` goes by what they are."""
     kind: str = config.augment
     if kind == "auto":
         colour = isinstance(samples, Split) and samples.images.shape[3] == 3
-        kind = "resized-crop-flip" if isinstance(samples, Gallery) else "pad-crop-flip" if colour else "none"
+        kind = "resized-crop-flip" if isinstance(samples, EncodedImages) else "pad-crop-flip" if colour else "none"
     if config.train_with_valid_preprocessing:
         return NO_AUGMENT
     padded = _CROPS.get(kind) == "pad"
-    if padded and isinstance(samples, Gallery):
+    if padded and isinstance(samples, EncodedImages):
         raise ConfigError(f"augment={kind}: it is for small images in memory; photographs take resized-crop-flip")
     if isinstance(samples, Split) and padded and config.padding_mode == "reflect":
         _check_reflection(config.crop_padding, min(samples.images.shape[1:3]))
@@ -83,7 +89,7 @@ def _check_reflection(padding: int, side: int) -> None:
         raise ConfigError(f"crop-padding={padding}: images of {side} pixels reflect at most {side - 1}; set less")
 
 
-def choose_mixer(config: DataConfig) -> Mixer:
+def mixer_of(config: DataConfig) -> Mixer:
     """Mixup and cutmix as asked for."""
     cutmix: Cutmix | None = None
     if config.cutmix_lambda < 1:
@@ -101,42 +107,44 @@ def uses_uniform_cutmix(config: DataConfig) -> bool:
     return (config.cutmix_lambda_low, config.cutmix_lambda_high) not in ((0.0, 0.0), (1.0, 1.0))
 
 
-def open_train_loader(samples: Samples, transform: Transform, where: torch.device, config: DataConfig) -> StockLoader:
+def open_train_loader(
+    samples: Samples, transform: Transform, where: torch.device, config: DataConfig
+) -> FetchingLoader:
     """Augmented and mixed batches for training."""
-    augment = choose_augment(config, samples)
-    return _open(samples, transform, where, (config, augment, choose_mixer(config)))
+    augment = augment_of(config, samples)
+    return _open(samples, transform, where, (config, augment, mixer_of(config)))
 
 
-def open_test_loader(samples: Samples, transform: Transform, where: torch.device, config: DataConfig) -> StockLoader:
+def open_test_loader(samples: Samples, transform: Transform, where: torch.device, config: DataConfig) -> FetchingLoader:
     """Plain batches for evaluation."""
     return _open(samples, transform, where, (config, NO_AUGMENT, NO_MIXING))
 
 
 def _open(
     samples: Samples, transform: Transform, where: torch.device, how: tuple[DataConfig, Augment, Mixer]
-) -> StockLoader:
+) -> FetchingLoader:
     config, augment, mixer = how
     site = torch.device("cpu") if config.hostside_norm else where
-    stock: Stock
+    stock: Fetcher
     if isinstance(samples, Split):
-        stock = MemoryStock(samples, transform, site, augment)
+        stock = InMemoryFetcher(samples, transform, site, augment)
     else:
-        assert isinstance(samples, Gallery), "samples are in memory or in a gallery"
-        stock = GalleryStock(samples, transform, augment, choose_service(config, len(samples)))
-    return StockLoader(stock, transform, where, mixer, site)
+        assert isinstance(samples, EncodedImages), "samples are in memory or in a gallery"
+        stock = DecodingFetcher(samples, transform, augment, decoding_options(config, len(samples)))
+    return FetchingLoader(stock, transform, where, mixer, site)
 
 
-def choose_service(config: DataConfig, count: int) -> Service:
+def decoding_options(config: DataConfig, count: int) -> DecodingOptions:
     """Threads, memory and patience for pictures."""
-    return Service(
-        workers=machine.usable_threads() if config.workers is None else config.workers,
+    return DecodingOptions(
+        workers=machine.available_threads() if config.workers is None else config.workers,
         cache_bytes=int(config.cache_memory * 1e9) if config.dataset_cache else 0,
         forgiven=math.floor(config.bad_samples_limit * count) if config.bad_samples == "skip" else 0,
     )
 
 
 @dataclass(frozen=True)
-class Material:
+class DataModule:
     """A data set, how its pixels enter the network, and the device that the work runs on."""
 
     dataset: Dataset
@@ -155,7 +163,7 @@ class Material:
 
 def load_dataset(config: Config, console: Console) -> Dataset:
     """The data set of a config, with the images that are not to be used left out of training."""
-    return choose_samples(open_dataset(config.data, announce=console.say, progress=console.progress), config.data)
+    return select_samples(open_dataset(config.data, announce=console.say, progress=console.progress), config.data)
 
 
 def name_dataset(config: Config, name: str) -> Config:

@@ -62,7 +62,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetInfo:
     """One known data set.
 
     `files` are training images, training labels, test images, test labels of an `idx` set; of a `cifar` set the record
@@ -112,7 +112,7 @@ def _idx_files(hashes: tuple[str, str, str, str], counts: tuple[int, int], pixel
     )
 
 
-MNIST = Entry(
+MNIST = DatasetInfo(
     name="mnist",
     what="handwritten digits, 28x28 grey, 60,000 training and 10,000 test images",
     classes=_DIGITS,
@@ -149,7 +149,7 @@ MNIST = Entry(
 )
 
 
-FASHION_MNIST = Entry(
+FASHION_MNIST = DatasetInfo(
     name="fashion-mnist",
     what="pieces of clothing, 28x28 grey, 60,000 training and 10,000 test images",
     classes=_CLOTHES,
@@ -180,7 +180,7 @@ FASHION_MNIST = Entry(
 )
 
 
-DIGITS = Entry(
+DIGITS = DatasetInfo(
     name="digits",
     what="handwritten digits shipped with convolve, 8x8 brought to 28x28 grey, 1,500 training and 297 test images",
     classes=_DIGITS,
@@ -208,10 +208,10 @@ DIGITS = Entry(
 _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 
 
-_CIFAR_LICENCE = "none stated; A. Krizhevsky asks to cite 'Learning Multiple Layers of Features from Tiny Images', 2009"
+_CIFAR_LICENSE = "none stated; A. Krizhevsky asks to cite 'Learning Multiple Layers of Features from Tiny Images', 2009"
 
 
-CIFAR10 = Entry(
+CIFAR10 = DatasetInfo(
     name="cifar-10",
     what="photographs of ten kinds of things, 32x32 RGB, 50,000 training and 10,000 test images",
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -233,7 +233,7 @@ CIFAR10 = Entry(
         "56491532161b129997b36b4cc9234b5710687d28e713941b9f0f15b43c3e7a5f",
         "6bfcc67f6bb9f056499e7e1d36246f56407b8057d84aeccf469881d1d7ac9ec1",
     ),
-    licence=_CIFAR_LICENCE,
+    licence=_CIFAR_LICENSE,
     layout="cifar",
     archive=Archive(
         "cifar-10-binary.tar.gz",
@@ -247,7 +247,7 @@ CIFAR10 = Entry(
 )  # fmt: skip
 
 
-CIFAR100 = Entry(
+CIFAR100 = DatasetInfo(
     name="cifar-100",
     what="photographs of a hundred kinds of things, 32x32 RGB, 50,000 training and 10,000 test images",
     classes=_CIFAR100_CLASSES,
@@ -259,7 +259,7 @@ CIFAR100 = Entry(
         IdxFile("test.bin", 30_740_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
     ),
     contents=("", ""),
-    licence=_CIFAR_LICENCE,
+    licence=_CIFAR_LICENSE,
     layout="cifar",
     archive=Archive(
         "cifar-100-binary.tar.gz",
@@ -273,21 +273,21 @@ CIFAR100 = Entry(
 )  # fmt: skip
 
 
-KNOWN: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, DIGITS, CIFAR10, CIFAR100)}
+CATALOG: dict[str, DatasetInfo] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, DIGITS, CIFAR10, CIFAR100)}
 
 
-OTHER_NAMES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashion_mnist": "fashion-mnist"}
+ALIASES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashion_mnist": "fashion-mnist"}
 
 
-def find_entry(name: str) -> Entry:
+def find_dataset(name: str) -> DatasetInfo:
     """The known data set of this name; any other name is an error with the nearest ones."""
-    entry = KNOWN.get(OTHER_NAMES.get(name, name))
+    entry = CATALOG.get(ALIASES.get(name, name))
     if entry is None:
-        raise ConfigError(f"dataset={name}: no such data set; {suggest(name, KNOWN)}")
+        raise ConfigError(f"dataset={name}: no such data set; {suggest(name, CATALOG)}")
     return entry
 
 
-def known_dataset(config: Config) -> Entry | None:
+def dataset_info(config: Config) -> DatasetInfo | None:
     """What is known beforehand about the data of a config; None leaves the network's own input shape."""
     name = config.data.dataset
-    return None if name is None else KNOWN.get(OTHER_NAMES.get(name, name))
+    return None if name is None else CATALOG.get(ALIASES.get(name, name))

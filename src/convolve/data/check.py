@@ -16,21 +16,21 @@ import torch
 
 from convolve import device
 from convolve.config.schema import DataConfig
-from convolve.data.catalog import KNOWN, OTHER_NAMES, Entry, find_entry
+from convolve.data.catalog import ALIASES, CATALOG, DatasetInfo, find_dataset
 from convolve.data.dataset import Dataset, Samples, Split
 from convolve.data.fetch import fetch_entry, is_intact
-from convolve.data.fingerprint import Verdict, compare_contents
+from convolve.data.fingerprint import ContentMatch, compare_contents
 from convolve.data.image_io import Decoder
-from convolve.data.loader.decoding import Gallery, Source
-from convolve.data.lookup import ORIGIN, cache_folder, explain_supply, infer_entry, is_cached, open_dataset
+from convolve.data.loader.decoding import EncodedImages, EncodedSource
+from convolve.data.lookup import ORIGIN, cache_folder, how_to_provide, infer_entry, is_cached, open_dataset
 from convolve.data.prepare import hash_file
-from convolve.data.readers.detect import open_pictures
+from convolve.data.readers.detect import open_images
 from convolve.data.readers.known import describe_layouts, read_place
 from convolve.data.readers.webdataset import read_metadata
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError, suggest
 
-SMALLEST = 16
+MIN_SIDE = 16
 
 
 _KINDS = {
@@ -46,7 +46,7 @@ _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Issue:
     """Something about one picture: `kind` is broken, misnamed, CMYK, tiny, duplicate or checksum."""
 
     kind: str
@@ -55,32 +55,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _ImageFacts:
     name: str
     digest: bytes
-    findings: tuple[Finding, ...]
+    findings: tuple[Issue, ...]
 
 
-def inspect(dataset: Dataset, root: Path, workers: int, progress: Progress) -> list[Finding]:
+def inspect_images(dataset: Dataset, root: Path, workers: int, progress: Progress) -> list[Issue]:
     """Every finding, in the order of the samples; checksums of prepared files first."""
     findings = list(check_files(root, progress))
     first_seen: dict[bytes, str] = {}
     for what, samples in (("train", dataset.train), ("test", dataset.test)):
-        assert isinstance(samples, Gallery), "pictures are in a gallery"
+        assert isinstance(samples, EncodedImages), "pictures are in a gallery"
         source = samples.source
         with ThreadPoolExecutor(max(workers, 1), "check") as pool:
-            looks = pool.map(lambda row, source=source: _look(source, row), range(len(source)))
+            looks = pool.map(lambda row, source=source: _examine(source, row), range(len(source)))
             for row, look in enumerate(looks):
                 findings += look.findings
                 other = first_seen.setdefault(look.digest, look.name)
                 if look.digest and other != look.name:
-                    findings.append(Finding("duplicate", look.name, f"the same bytes as {other}"))
+                    findings.append(Issue("duplicate", look.name, f"the same bytes as {other}"))
                 if row % 100 == 0:
                     progress(f"check {what}", row, len(source))
     return findings
 
 
-def check_files(root: Path, progress: Progress) -> Iterator[Finding]:
+def check_files(root: Path, progress: Progress) -> Iterator[Issue]:
     """Prepared files whose contents are not those that were written."""
     checksums = read_metadata(root).get("checksums", {})
     if not isinstance(checksums, dict):
@@ -89,14 +89,14 @@ def check_files(root: Path, progress: Progress) -> Iterator[Finding]:
         progress("checksums", number, len(checksums))
         path = root / Path(str(name)).name
         if not path.is_file():
-            yield Finding("checksum", str(path), "is missing")
+            yield Issue("checksum", str(path), "is missing")
         elif hash_file(path) != expected:
-            yield Finding("checksum", str(path), "has other contents than were written")
+            yield Issue("checksum", str(path), "has other contents than were written")
 
 
-def _look(source: Source, row: int) -> _Look:
+def _examine(source: EncodedSource, row: int) -> _ImageFacts:
     name = source.name(row)
-    pixels = torch.empty((SMALLEST, SMALLEST, 3), dtype=torch.uint8)
+    pixels = torch.empty((MIN_SIDE, MIN_SIDE, 3), dtype=torch.uint8)
     size: list[tuple[int, int]] = []
     findings = []
     digest = b""
@@ -104,28 +104,28 @@ def _look(source: Source, row: int) -> _Look:
     def whole(full: tuple[int, int]) -> tuple[int, int, int, int]:
         size.append(full)
         # All of it at full scale: a box of 16 pixels in a corner would let damage further down go unseen.
-        return 0, 0, min(full[0], SMALLEST), min(full[1], SMALLEST)
+        return 0, 0, min(full[0], MIN_SIDE), min(full[1], MIN_SIDE)
 
     try:
         data = source.read(row)
         digest = hashlib.sha256(data if isinstance(data, bytes) else np.ascontiguousarray(data).data).digest()
         Decoder(source, 0).decode(row, whole, pixels, flip=False)
-        if min(size[0]) < SMALLEST:
-            findings.append(Finding("tiny", name, f"{size[0][1]} x {size[0][0]} pixels"))
+        if min(size[0]) < MIN_SIDE:
+            findings.append(Issue("tiny", name, f"{size[0][1]} x {size[0][0]} pixels"))
         if isinstance(data, bytes):
-            findings += _look_at_bytes(name, data)
+            findings += _examine_bytes(name, data)
     except DataError as error:
-        findings.append(Finding("broken", name, str(error).removeprefix(f"{name}: ")))
-    return _Look(name, digest, tuple(findings))
+        findings.append(Issue("broken", name, str(error).removeprefix(f"{name}: ")))
+    return _ImageFacts(name, digest, tuple(findings))
 
 
-def _look_at_bytes(name: str, data: bytes) -> Iterator[Finding]:
+def _examine_bytes(name: str, data: bytes) -> Iterator[Issue]:
     kind, endings = next((known for magic, known in _KINDS.items() if data.startswith(magic)), ("", ()))
     ending = Path(name).suffix.lower()
     if kind and ending and ": sample" not in name and ending not in endings:
-        yield Finding("misnamed", name, f"holds {kind}")
+        yield Issue("misnamed", name, f"holds {kind}")
     if kind == "JPEG" and _count_components(data) == 4:
-        yield Finding("CMYK", name, "four colour channels; it is converted at some cost")
+        yield Issue("CMYK", name, "four colour channels; it is converted at some cost")
 
 
 def _count_components(jpeg: bytes) -> int:
@@ -139,7 +139,7 @@ def _count_components(jpeg: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class Listing:
+class DatasetListing:
     """One known data set; `place` is where it is, None when it has to be fetched first."""
 
     name: str
@@ -151,7 +151,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Supply:
+class FetchReport:
     """Where a data set is after `get`, and whether it had to be fetched."""
 
     name: str
@@ -160,7 +160,7 @@ class Supply:
 
 
 @dataclass(frozen=True)
-class Report:
+class DataReport:
     """What a check found; `contents` compares with the published samples, counts are by class name.
 
     `findings` are about single pictures; `image_shape` is None where sizes differ.
@@ -169,10 +169,10 @@ class Report:
     name: str
     origin: str
     image_shape: tuple[int, int, int] | None
-    contents: Verdict
+    contents: ContentMatch
     train_counts: dict[str, int]
     test_counts: dict[str, int]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Issue] = field(default_factory=list)
 
     @property
     def train_samples(self) -> int:
@@ -185,56 +185,56 @@ class Report:
         return sum(self.test_counts.values())
 
 
-def list_datasets() -> list[Listing]:
+def list_datasets() -> list[DatasetListing]:
     """Every known data set with its place, sizes and licence."""
     return [
-        Listing(entry.name, entry.what, _find_place(entry), entry.stored_bytes, entry.fetched_bytes, entry.licence)
-        for entry in KNOWN.values()
+        DatasetListing(entry.name, entry.what, _location(entry), entry.stored_bytes, entry.fetched_bytes, entry.licence)
+        for entry in CATALOG.values()
     ]
 
 
-def get(name: str, *, progress: Progress) -> Supply:
+def fetch_dataset(name: str, *, progress: Progress) -> FetchReport:
     """Put a known data set into the cache, unless it is there or shipped; contents in the cache are verified."""
-    entry = find_entry(name)
+    entry = find_dataset(name)
     if entry.shipped:
-        return Supply(name, ORIGIN, fetched=False)
+        return FetchReport(name, ORIGIN, fetched=False)
     folder = cache_folder(entry)
     present = all(is_intact(folder / file.name, file) for file in entry.files)
     try:
         fetch_entry(entry, folder, progress)
     except DataError as error:
-        raise DataError(f"{error}; {explain_supply(entry)}") from error
-    return Supply(name, f"cache: {folder}", fetched=not present)
+        raise DataError(f"{error}; {how_to_provide(entry)}") from error
+    return FetchReport(name, f"cache: {folder}", fetched=not present)
 
 
-def check(target: str, *, announce: Callable[[str], None], progress: Progress) -> Report:
+def check_data(target: str, *, announce: Callable[[str], None], progress: Progress) -> DataReport:
     """Open a known data set by name, where it is found without a download, or whatever known set a folder holds."""
-    target = OTHER_NAMES.get(target, target)
-    if target in KNOWN:
+    target = ALIASES.get(target, target)
+    if target in CATALOG:
         dataset = open_dataset(DataConfig(dataset=target, download=False), announce=announce, progress=progress)
         return _report(dataset)
     folder = Path(target)
     if not folder.exists():
-        raise ConfigError(f"data check {target}: neither a folder nor a known data set; {suggest(target, KNOWN)}")
-    pictures = None if infer_entry(folder) else open_pictures(folder, str(folder), progress)
+        raise ConfigError(f"data check {target}: neither a folder nor a known data set; {suggest(target, CATALOG)}")
+    pictures = None if infer_entry(folder) else open_images(folder, str(folder), progress)
     if pictures is not None:
-        return _report_pictures(pictures, folder, progress)
+        return _report_images(pictures, folder, progress)
     return _report(_open_folder(folder, progress))
 
 
-def _report_pictures(pictures: Dataset, folder: Path, progress: Progress) -> Report:
-    return Report(
+def _report_images(pictures: Dataset, folder: Path, progress: Progress) -> DataReport:
+    return DataReport(
         name=pictures.name,
         origin=pictures.origin,
         image_shape=None,
         contents="not compared",
         train_counts=_count(pictures.train, pictures.classes),
         test_counts=_count(pictures.test, pictures.classes),
-        findings=inspect(pictures, folder, device.usable_threads(), progress),
+        findings=inspect_images(pictures, folder, device.available_threads(), progress),
     )
 
 
-def _find_place(entry: Entry) -> str | None:
+def _location(entry: DatasetInfo) -> str | None:
     if entry.shipped:
         return ORIGIN
     return f"cache: {cache_folder(entry)}" if is_cached(entry) else None
@@ -243,7 +243,7 @@ def _find_place(entry: Entry) -> str | None:
 def _open_folder(folder: Path, progress: Progress) -> Dataset:
     """The known data set in a folder; where the layout alone does not tell which one, its labels do."""
     problem: DataError | None = None
-    for entry in (entry for entry in KNOWN.values() if not entry.shipped):
+    for entry in (entry for entry in CATALOG.values() if not entry.shipped):
         try:
             splits = read_place(folder, entry, progress)
         except DataError as error:
@@ -253,16 +253,18 @@ def _open_folder(folder: Path, progress: Progress) -> Dataset:
             return Dataset(entry.name, *splits, entry.classes, str(folder))
     if problem is not None:
         raise problem
-    looked = "; ".join(f"for {entry.name}: {describe_layouts(entry)}" for entry in KNOWN.values() if not entry.shipped)
+    looked = "; ".join(
+        f"for {entry.name}: {describe_layouts(entry)}" for entry in CATALOG.values() if not entry.shipped
+    )
     raise DataError(f"{folder}: no known data set in it; looked {looked}")
 
 
-def _report(dataset: Dataset) -> Report:
-    return Report(
+def _report(dataset: Dataset) -> DataReport:
+    return DataReport(
         name=dataset.name,
         origin=dataset.origin,
         image_shape=_shape_of(dataset.train),
-        contents=compare_contents(dataset, KNOWN[dataset.name]),
+        contents=compare_contents(dataset, CATALOG[dataset.name]),
         train_counts=_count(dataset.train, dataset.classes),
         test_counts=_count(dataset.test, dataset.classes),
     )

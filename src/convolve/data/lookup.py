@@ -21,11 +21,11 @@ import numpy as np
 
 from convolve import device
 from convolve.config.schema import DataConfig
-from convolve.data.catalog import DIGITS, KNOWN, MNIST, Entry, find_entry
+from convolve.data.catalog import CATALOG, DIGITS, MNIST, DatasetInfo, find_dataset
 from convolve.data.dataset import Dataset, Images, Split, make_split
 from convolve.data.fetch import fetch_entry, is_intact
 from convolve.data.loader.decoding import USUAL_PHOTO_SIZE
-from convolve.data.readers.detect import LOOKED_FOR, NAME, bring_into_memory, open_pictures
+from convolve.data.readers.detect import NAME, SUPPORTED_LAYOUTS, load_into_memory, open_images
 from convolve.data.readers.known import Splits, describe_layouts, read_place
 from convolve.data.readers.mnist import read_images, read_labels
 from convolve.download import Progress
@@ -35,7 +35,7 @@ from convolve.rng import generator
 VARIABLES = ("DATA_DIR", "DATASETS_DIR")
 
 
-PICTURE_NAMES = (NAME, "imagenet", "imagefolder", "webdataset", "tfrecord")
+PHOTO_DATASETS = (NAME, "imagenet", "imagefolder", "webdataset", "tfrecord")
 
 
 _PATH_WORDS = {
@@ -52,17 +52,17 @@ def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progres
     Args:
         announce: gets one line for anything that is not simply as asked, such as a stand-in.
     """
-    if config.dataset in PICTURE_NAMES:
+    if config.dataset in PHOTO_DATASETS:
         if config.generated_data or config.synthetic_data:
             return generated_photos(config.image_size or USUAL_PHOTO_SIZE, seed=0)
-        return _open_pictures(config, progress)
+        return _open_photos(config, progress)
     if config.dataset is None and config.data_dir is not None:
         inferred = infer_entry(config.data_dir)
-        pictures = None if inferred else open_pictures(config.data_dir, f"--data-dir {config.data_dir}", progress)
+        pictures = None if inferred else open_images(config.data_dir, f"--data-dir {config.data_dir}", progress)
         if pictures is not None:
-            return bring_into_memory(pictures, _budget(config), progress)
+            return load_into_memory(pictures, _budget(config), progress)
         config = config.model_copy(update={"dataset": inferred.name if inferred else None})
-    entry = MNIST if config.dataset is None else find_entry(config.dataset)
+    entry = MNIST if config.dataset is None else find_dataset(config.dataset)
     if config.generated_data or config.synthetic_data:
         return generated_dataset(entry, seed=0)
     if entry.shipped:
@@ -74,7 +74,7 @@ def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progres
         return _open_cached(entry, config.download, announce, progress)
     except DataError as error:
         if config.dataset is not None:
-            raise DataError(f"{error}; {explain_supply(entry)}") from error
+            raise DataError(f"{error}; {how_to_provide(entry)}") from error
         announce(f"training on the built-in digits, since {error}; with {entry.name} in a folder: --data-dir FOLDER")
         return load_digits()
 
@@ -83,34 +83,34 @@ def _budget(config: DataConfig) -> int:
     return int(config.cache_memory * 1e9) if config.dataset_cache else 0
 
 
-def _open_pictures(config: DataConfig, progress: Progress) -> Dataset:
+def _open_photos(config: DataConfig, progress: Progress) -> Dataset:
     """Photographs in `--data-dir` or in a folder that the environment names."""
     places = [(config.data_dir, f"--data-dir {config.data_dir}")] if config.data_dir else []
     places += [(Path(named), f"${name} {named}") for name in VARIABLES if (named := os.environ.get(name))]
     for place, origin in places:
-        found = open_pictures(place, origin, progress)
+        found = open_images(place, origin, progress)
         if found is not None:
-            return bring_into_memory(found, _budget(config), progress)
+            return load_into_memory(found, _budget(config), progress)
     looked = " and ".join(str(place) for place, _ in places) or "no folder, since none is given with --data-dir FOLDER"
-    raise DataError(f"dataset={config.dataset}: no pictures found in {looked}; looked for {LOOKED_FOR}")
+    raise DataError(f"dataset={config.dataset}: no pictures found in {looked}; looked for {SUPPORTED_LAYOUTS}")
 
 
-def infer_entry(folder: Path) -> Entry | None:
+def infer_entry(folder: Path) -> DatasetInfo | None:
     """The known set that a folder holds, by its files, and by its name where two sets have files of the same names."""
-    present = [entry for entry in KNOWN.values() if not entry.shipped and _has_files(folder, entry)]
+    present = [entry for entry in CATALOG.values() if not entry.shipped and _has_files(folder, entry)]
     words = str(folder).lower().replace("_", "-")
     named = [entry for entry in present if any(word in words for word in _PATH_WORDS[entry.name])]
     return next(iter(named or present), None)
 
 
-def _has_files(folder: Path, entry: Entry) -> bool:
+def _has_files(folder: Path, entry: DatasetInfo) -> bool:
     """Whether the first file of a set is there, in the folder or in a subfolder named after it."""
     names = [entry.files[0].name, f"{entry.files[0].name}.gz", entry.files[0].name.removesuffix(".bin")]
     places = [folder, *(folder / name for name in entry.folders)]
     return any((place / name).is_file() for place in places for name in names)
 
 
-def find_local(entry: Entry, data_dir: Path | None, progress: Progress) -> Dataset | None:
+def find_local(entry: DatasetInfo, data_dir: Path | None, progress: Progress) -> Dataset | None:
     """The data set in `data_dir`, where it must be, or in a folder that the environment names, where it may be."""
     if data_dir is not None:
         if not data_dir.exists():
@@ -127,12 +127,12 @@ def find_local(entry: Entry, data_dir: Path | None, progress: Progress) -> Datas
     return None
 
 
-def cache_folder(entry: Entry) -> Path:
+def cache_folder(entry: DatasetInfo) -> Path:
     """Where fetched files of this data set are kept."""
     return device.cache_folder() / "datasets" / entry.name
 
 
-def is_cached(entry: Entry) -> bool:
+def is_cached(entry: DatasetInfo) -> bool:
     """Whether all files are in the cache with their published sizes; the contents are checked when they are read."""
     paths = [cache_folder(entry) / file.name for file in entry.files]
     return all(
@@ -140,7 +140,7 @@ def is_cached(entry: Entry) -> bool:
     )
 
 
-def explain_supply(entry: Entry) -> str:
+def how_to_provide(entry: DatasetInfo) -> str:
     """How a user can provide a data set that cannot be fetched."""
     return (
         f"on a connected machine run `convolve data get {entry.name}` and copy its cache, or put the files "
@@ -148,14 +148,14 @@ def explain_supply(entry: Entry) -> str:
     )
 
 
-def _read(place: Path, entry: Entry, progress: Progress) -> Splits | None:
+def _read(place: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     try:
         return read_place(place, entry, progress)
     except OSError as error:
         raise DataError(f"{place}: cannot be read ({error.strerror or error})") from error
 
 
-def _open_cached(entry: Entry, download: bool, announce: Callable[[str], None], progress: Progress) -> Dataset:
+def _open_cached(entry: DatasetInfo, download: bool, announce: Callable[[str], None], progress: Progress) -> Dataset:
     folder = cache_folder(entry)
     damaged = [
         file.name for file in entry.files if (folder / file.name).exists() and not is_intact(folder / file.name, file)
@@ -172,7 +172,7 @@ def _open_cached(entry: Entry, download: bool, announce: Callable[[str], None], 
     return _as_dataset(entry, splits, f"cache: {folder}")
 
 
-def _as_dataset(entry: Entry, splits: Splits, origin: str) -> Dataset:
+def _as_dataset(entry: DatasetInfo, splits: Splits, origin: str) -> Dataset:
     return Dataset(entry.name, *splits, entry.classes, origin)
 
 
@@ -223,7 +223,7 @@ def generated_split(count: int, size: int, channels: int, classes: int, seed: in
     return Split(images, labels)
 
 
-def generated_dataset(entry: Entry, seed: int) -> Dataset:
+def generated_dataset(entry: DatasetInfo, seed: int) -> Dataset:
     """Random images with the counts, shape and classes of a known data set."""
     size, _, channels = entry.image_shape
     train, test = (

@@ -25,11 +25,11 @@ import torch
 from convolve import device
 from convolve.data.dataset import Dataset, Images
 from convolve.data.image_io import Decoder
-from convolve.data.loader.decoding import Gallery, Source
-from convolve.data.readers.detect import LOOKED_FOR, open_pictures
+from convolve.data.loader.decoding import EncodedImages, EncodedSource
+from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
 from convolve.data.readers.raw_store import FORMAT as RAW_FORMAT
 from convolve.data.readers.webdataset import METADATA
-from convolve.data.transforms.augment import centre_box
+from convolve.data.transforms.augment import center_box
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError
 
@@ -46,7 +46,7 @@ _SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """What to make; `size` resizes to centred squares, `quality` is that of JPEGs made anew."""
 
     kind: Literal["webdataset", "raw"] = "webdataset"
@@ -67,14 +67,14 @@ class Prepared:
     stored_bytes: int
 
 
-def prepare(dataset: Dataset, target: Path, options: Options, workers: int, progress: Progress) -> Prepared:
+def prepare(dataset: Dataset, target: Path, options: PrepareOptions, workers: int, progress: Progress) -> Prepared:
     """Write a data set of pictures in another form; goes on where an interrupted call with the same options stopped."""
-    if not (isinstance(dataset.train, Gallery) and isinstance(dataset.test, Gallery)):
+    if not (isinstance(dataset.train, EncodedImages) and isinstance(dataset.test, EncodedImages)):
         raise ConfigError(f"{dataset.name}: lives in memory as it is; only pictures are prepared")
     if options.kind == "raw" and options.size is None:
         raise ConfigError("data prepare --format raw: pictures of one size are stored; give --image-size N")
     sources = (dataset.train.source, dataset.test.source)
-    _begin(target, options, dataset, sources)
+    _start(target, options, dataset, sources)
     with ThreadPoolExecutor(max(workers, 1), "prepare") as pool:
         write = _write_raw if options.kind == "raw" else _write_shards
         for split, source in zip(_SPLITS, sources, strict=True):
@@ -82,7 +82,9 @@ def prepare(dataset: Dataset, target: Path, options: Options, workers: int, prog
     return _finish(target, options, dataset, sources, progress)
 
 
-def _begin(target: Path, options: Options, dataset: Dataset, sources: tuple[Source, Source]) -> None:
+def _start(
+    target: Path, options: PrepareOptions, dataset: Dataset, sources: tuple[EncodedSource, EncodedSource]
+) -> None:
     """Claim the folder, or find that it holds the beginning of the same work."""
     about = {**asdict(options), "classes": list(dataset.classes), "counts": [len(source) for source in sources]}
     about["samples"] = [hashlib.sha256("\n".join(_names(source)).encode()).hexdigest() for source in sources]
@@ -100,12 +102,16 @@ def _begin(target: Path, options: Options, dataset: Dataset, sources: tuple[Sour
         raise DataError(f"{target}: cannot be used ({error}); give a new folder") from error
 
 
-def _names(source: Source) -> list[str]:
+def _names(source: EncodedSource) -> list[str]:
     return [f"{source.name(row)}\0{label}" for row, label in enumerate(source.labels.tolist())]
 
 
 def _finish(
-    target: Path, options: Options, dataset: Dataset, sources: tuple[Source, Source], progress: Progress
+    target: Path,
+    options: PrepareOptions,
+    dataset: Dataset,
+    sources: tuple[EncodedSource, EncodedSource],
+    progress: Progress,
 ) -> Prepared:
     files = sorted(path for path in target.iterdir() if not path.name.startswith(".") and path.name != METADATA)
     checksums = {}
@@ -138,15 +144,20 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _square(decoder: Decoder, row: int, size: int) -> Images:
+def _crop_square(decoder: Decoder, row: int, size: int) -> Images:
     """The centred square of a picture at the given size."""
     pixels = torch.empty((size, size, 3), dtype=torch.uint8)
-    decoder.decode(row, lambda full: centre_box(full, 1.0), pixels, flip=False)
+    decoder.decode(row, lambda full: center_box(full, 1.0), pixels, flip=False)
     return pixels.numpy()
 
 
 def _write_raw(
-    target: Path, split: str, source: Source, options: Options, pool: ThreadPoolExecutor, progress: Progress
+    target: Path,
+    split: str,
+    source: EncodedSource,
+    options: PrepareOptions,
+    pool: ThreadPoolExecutor,
+    progress: Progress,
 ) -> None:
     """Grow a draft of the npy file chunk by chunk, then give it its name."""
     path, size = target / f"{split}-images.npy", options.size or 0
@@ -164,7 +175,7 @@ def _write_raw(
         sink.seek(0, os.SEEK_END)
         for start in range(done, len(source), _CHUNK):
             rows = range(start, min(start + _CHUNK, len(source)))
-            for pixels in pool.map(lambda row: _square(decoder, row, size), rows):
+            for pixels in pool.map(lambda row: _crop_square(decoder, row, size), rows):
                 sink.write(pixels.tobytes())
             sink.flush()
             progress(f"prepare {split}", rows.stop, len(source))
@@ -179,7 +190,12 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
 
 
 def _write_shards(
-    target: Path, split: str, source: Source, options: Options, pool: ThreadPoolExecutor, progress: Progress
+    target: Path,
+    split: str,
+    source: EncodedSource,
+    options: PrepareOptions,
+    pool: ThreadPoolExecutor,
+    progress: Progress,
 ) -> None:
     """One tar after the other; those that are there are whole and are kept."""
     make = _encoder(source, options)
@@ -198,7 +214,7 @@ def _write_shards(
         progress(f"prepare {split}", rows.stop, len(source))
 
 
-def _members(source: Source, row: int, ending: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+def _members(source: EncodedSource, row: int, ending: str, data: bytes) -> Iterator[tuple[str, bytes]]:
     key = f"{row:09d}"
     yield f"{key}.{ending}", data
     yield f"{key}.cls", str(int(source.labels[row])).encode()
@@ -207,7 +223,7 @@ def _members(source: Source, row: int, ending: str, data: bytes) -> Iterator[tup
         yield f"{key}.json", json.dumps({"bbox": boxes}).encode()
 
 
-def _encoder(source: Source, options: Options) -> Callable[[int], tuple[str, bytes]]:
+def _encoder(source: EncodedSource, options: PrepareOptions) -> Callable[[int], tuple[str, bytes]]:
     """Makes the bytes of one sample: the file as it is, or a JPEG of the wanted size."""
     decoder, size = Decoder(source, 0), options.size
 
@@ -215,18 +231,20 @@ def _encoder(source: Source, options: Options) -> Callable[[int], tuple[str, byt
         data = source.read(row)
         if size is None and isinstance(data, bytes):
             return ("jpg" if data[:3] == b"\xff\xd8\xff" else "png" if data[:4] == b"\x89PNG" else "webp"), data
-        pixels = data if not isinstance(data, bytes) and size is None else _square(decoder, row, size or 0)
+        pixels = data if not isinstance(data, bytes) and size is None else _crop_square(decoder, row, size or 0)
         return "jpg", simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=options.quality)
 
     return encode
 
 
-def prepare_pictures(source: Path, target: Path, options: Options, workers: int | None, progress: Progress) -> Prepared:
+def prepare_images(
+    source: Path, target: Path, options: PrepareOptions, workers: int | None, progress: Progress
+) -> Prepared:
     """Write the pictures in a folder as WebDataset shards or as a raw store."""
-    pictures = open_pictures(source, str(source), progress)
+    pictures = open_images(source, str(source), progress)
     if pictures is None:
-        raise DataError(f"{source}: no pictures in it; looked for {LOOKED_FOR}")
+        raise DataError(f"{source}: no pictures in it; looked for {SUPPORTED_LAYOUTS}")
     if target.resolve() == source.resolve():
         raise ConfigError(f"data prepare {source} {target}: the same folder twice; give a new one to write to")
-    threads = device.usable_threads() if workers is None else workers
+    threads = device.available_threads() if workers is None else workers
     return prepare(pictures, target, options, threads, progress)

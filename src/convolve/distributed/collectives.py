@@ -40,28 +40,28 @@ from torch import Tensor, nn
 from convolve import __version__
 from convolve.config import Config, ParallelConfig
 from convolve.distributed.gradient_sync import (
-    AgreedStop,
+    BucketedAllReduce,
     Finish,
-    GradientSum,
-    NoSynchroniser,
-    Synchroniser,
+    GradientSync,
+    NoSync,
+    StopVote,
     fill_buckets,
 )
 from convolve.distributed.launch.slurm import first_host
-from convolve.distributed.optimizer_sharding import Ownership, SoleOwner
+from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
 from convolve.distributed.pipeline import Pipeline, Shape
-from convolve.distributed.shared_memory import SharedSum
+from convolve.distributed.shared_memory import SharedMemoryAllReduce
 from convolve.distributed.topology import Topology, find_topology
 from convolve.errors import ParallelError
 from convolve.loggers.base import Console, SilentConsole
 
-PATIENCE = timedelta(seconds=float(os.environ.get("CONVOLVE_PATIENCE", 300)))
+TIMEOUT = timedelta(seconds=float(os.environ.get("CONVOLVE_PATIENCE", 300)))
 
 
 SHARED_LIMIT_BYTES = 64 << 20
 
 
-class Team(Protocol):
+class Collectives(Protocol):
     """What the engine and the application ask of the processes."""
 
     topology: Topology
@@ -70,7 +70,7 @@ class Team(Protocol):
     def first(self) -> bool:
         """Whether this process is the one that speaks, logs and saves."""
 
-    def synchroniser(self, model: nn.Module, extra: int = 0) -> Synchroniser:
+    def synchroniser(self, model: nn.Module, extra: int = 0) -> GradientSync:
         """What adds this model's gradients up over replicas, and that many other elements."""
 
     def add_up(self, values: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Team(Protocol):
     def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
         """What adds a tensor up over groups of that many neighbouring replicas."""
 
-    def share_ownership(self, model: nn.Module) -> Ownership | SoleOwner:
+    def share_ownership(self, model: nn.Module) -> OptimizerSharding | NoSharding:
         """Optimiser state shared out over replicas."""
 
     def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
@@ -107,15 +107,15 @@ class Team(Protocol):
         """Leave the team."""
 
 
-class Alone:
+class SingleProcess:
     """One process, no others."""
 
     topology = Topology()
     first = True
 
-    def synchroniser(self, model: nn.Module, extra: int = 0) -> Synchroniser:
+    def synchroniser(self, model: nn.Module, extra: int = 0) -> GradientSync:
         """Nothing to add up."""
-        return NoSynchroniser()
+        return NoSync()
 
     def add_up(self, values: Tensor) -> Tensor:
         """The values themselves."""
@@ -129,9 +129,9 @@ class Alone:
         """Nobody to add up with."""
         return self.add_up
 
-    def share_ownership(self, model: nn.Module) -> Ownership | SoleOwner:
+    def share_ownership(self, model: nn.Module) -> OptimizerSharding | NoSharding:
         """All belongs to one."""
-        return SoleOwner()
+        return NoSharding()
 
     def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
         """A pipeline needs others."""
@@ -159,14 +159,14 @@ class Alone:
         """Nothing to leave."""
 
 
-class ProcessTeam:
+class DistributedCollectives:
     """Processes joined by torch.distributed; replicas of one host add up through shared memory where it fits."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         _find_master()
         try:
-            dist.init_process_group("gloo", rank=topology.rank, world_size=topology.world, timeout=PATIENCE)
+            dist.init_process_group("gloo", rank=topology.rank, world_size=topology.world, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise ParallelError(
@@ -175,9 +175,9 @@ class ProcessTeam:
             ) from error
         # Groups are made by all processes in the same order, also by those outside of them; each has its own timeout.
         self._replicas = [
-            dist.new_group(topology.same_stage(stage), timeout=PATIENCE) for stage in range(topology.stages)
+            dist.new_group(topology.same_stage(stage), timeout=TIMEOUT) for stage in range(topology.stages)
         ][topology.stage]
-        self._stages = [dist.new_group(topology.same_replica(r), timeout=PATIENCE) for r in range(topology.replicas)][
+        self._stages = [dist.new_group(topology.same_replica(r), timeout=TIMEOUT) for r in range(topology.replicas)][
             topology.replica
         ]
 
@@ -186,40 +186,40 @@ class ProcessTeam:
         """Whether this is rank 0."""
         return self.topology.rank == 0
 
-    def synchroniser(self, model: nn.Module, extra: int = 0) -> Synchroniser:
+    def synchroniser(self, model: nn.Module, extra: int = 0) -> GradientSync:
         """Buckets over replicas; a single replica needs none."""
-        inner: Synchroniser = NoSynchroniser()
+        inner: GradientSync = NoSync()
         if self.topology.replicas > 1:
             buckets = fill_buckets([one for one in model.parameters() if one.requires_grad], extra)
             largest = max(bucket.flat.numel() for bucket in buckets)
-            inner = GradientSum(buckets, self._share_memory(largest) or self._through_sockets)
-        return inner if self.topology.stages == 1 else AgreedStop(inner, self.agree)
+            inner = BucketedAllReduce(buckets, self._share_memory(largest) or self._through_sockets)
+        return inner if self.topology.stages == 1 else StopVote(inner, self.agree)
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over replicas."""
-        return _add(values, self._replicas)
+        return _ordered_sum(values, self._replicas)
 
     def add_stages(self, values: Tensor) -> Tensor:
         """The sum over the stages of this replica."""
-        return _add(values, self._stages)
+        return _ordered_sum(values, self._stages)
 
     def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
         """Sums over neighbours; all processes make all groups, in the same order."""
         topology = self.topology
         members = [topology.same_stage(stage) for stage in range(topology.stages)]
         spans = [ranks[i : i + replicas] for ranks in members for i in range(0, len(ranks), replicas)]
-        groups = [(ranks, dist.new_group(ranks, timeout=PATIENCE)) for ranks in spans]
+        groups = [(ranks, dist.new_group(ranks, timeout=TIMEOUT)) for ranks in spans]
         own = next(group for ranks, group in groups if topology.rank in ranks)
-        return lambda values: _add(values, own)
+        return lambda values: _ordered_sum(values, own)
 
-    def share_ownership(self, model: nn.Module) -> Ownership | SoleOwner:
+    def share_ownership(self, model: nn.Module) -> OptimizerSharding | NoSharding:
         """Each replica of a stage owns a part of it."""
         topology, ranks = self.topology, self.topology.same_stage(self.topology.stage)
 
         def hand(flat: Tensor, replica: int) -> None:
             dist.broadcast(flat, ranks[replica], group=self._replicas)
 
-        return Ownership(model, (topology.replica, topology.replicas), hand)
+        return OptimizerSharding(model, (topology.replica, topology.replicas), hand)
 
     def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
         """This process's place among the stages of its replica."""
@@ -281,7 +281,7 @@ class ProcessTeam:
         """Leave the process group."""
         dist.destroy_process_group()
 
-    def _share_memory(self, capacity: int) -> SharedSum | None:
+    def _share_memory(self, capacity: int) -> SharedMemoryAllReduce | None:
         """A sum through memory for that many elements, if the replicas are on one host and it is no waste."""
         members = self.topology.same_stage(self.topology.stage)
         fits = 8 * capacity * len(members) <= SHARED_LIMIT_BYTES
@@ -293,15 +293,15 @@ class ProcessTeam:
         here = socket.gethostname()
         return not self.agree(self.tell(here) != here)
 
-    def _open_shared(self, index: int, count: int, capacity: int) -> SharedSum:
+    def _open_shared(self, index: int, count: int, capacity: int) -> SharedMemoryAllReduce:
         """Every stage has a file of its own; the first process makes it and all open it before its name goes."""
         first = self.topology.rank == 0
         folder = Path(self.tell(tempfile.mkdtemp(prefix="convolve-", dir=_memory_folder()) if first else ""))
         file = folder / f"stage-{self.topology.stage}"
         if index == 0:
-            SharedSum.create(file, count, capacity)
+            SharedMemoryAllReduce.create(file, count, capacity)
         dist.barrier()
-        shared = SharedSum(file, index, count, capacity)
+        shared = SharedMemoryAllReduce(file, index, count, capacity)
         dist.barrier()
         if index == 0:
             file.unlink()
@@ -321,33 +321,33 @@ class ProcessTeam:
 
 
 @contextmanager
-def open_team(config: ParallelConfig) -> Iterator[Team]:
+def open_collectives(config: ParallelConfig) -> Iterator[Collectives]:
     """The team that a config asks for; it is left at the end, also after an error."""
     topology = find_topology(config)
-    team: Team = Alone() if topology.world == 1 else ProcessTeam(topology)
+    team: Collectives = SingleProcess() if topology.world == 1 else DistributedCollectives(topology)
     try:
         yield team
     except RuntimeError as error:
-        if not _is_loss(error):
+        if not _is_connection_error(error):
             raise
         raise ParallelError(
-            f"rank {topology.rank} lost the others ({_first_words(error)}); go on with `convolve restore`"
+            f"rank {topology.rank} lost the others ({_first_sentence(error)}); go on with `convolve restore`"
         ) from error
     finally:
         team.close()
 
 
-def _is_loss(error: RuntimeError) -> bool:
+def _is_connection_error(error: RuntimeError) -> bool:
     """Whether gloo, which knows no error of its own, complains that a process or the way to it is gone."""
     return any(word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "timed out"))
 
 
-def _first_words(error: RuntimeError) -> str:
+def _first_sentence(error: RuntimeError) -> str:
     """The first sentence of an error of the library, without the line of its source."""
     return re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()[0].partition(". ")[0]
 
 
-def _add(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _ordered_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Parts are added in the order of ranks, so one process that added them would get the same bits."""
     parts = [torch.empty_like(values) for _ in range(group.size())]
     if len(parts) == 1:
@@ -370,17 +370,17 @@ def _find_master() -> None:
 
 
 # Where a host keeps its data, and how many threads it has, is its own affair.
-OWN_AFFAIRS = ("data_dir", "threads", "workers", "device")
+HOST_OPTIONS = ("data_dir", "threads", "workers", "device")
 
 
-def require_same_start(team: Team, config: Config) -> None:
+def require_same_start(team: Collectives, config: Config) -> None:
     """Stop all processes if one has other versions or another config than the first."""
     versions = f"convolve {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     team.require_equal(versions, "versions of convolve, torch or Python")
-    values = {knob: value for knob, value in config.values().items() if knob not in OWN_AFFAIRS}
+    values = {knob: value for knob, value in config.values().items() if knob not in HOST_OPTIONS}
     team.require_equal(json.dumps(values, sort_keys=True), "configs")
 
 
-def console_of(team: Team, console: Console) -> Console:
+def rank_zero_console(team: Collectives, console: Console) -> Console:
     """The first process speaks for all of them, unless everybody was asked to."""
     return console if team.first or "CONVOLVE_ALL_OUTPUT" in os.environ else SilentConsole()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Synchroniser(Protocol):
+class GradientSync(Protocol):
     """Makes gradients the sum over replicas; a wish to stop travels with them, so all end at the same step.
 
     So does a small tensor of other sums that every step needs.
@@ -40,7 +40,7 @@ class Synchroniser(Protocol):
         """Finish the sum of the gradients, and return that of the other tensor; it is good until the next step."""
 
 
-class NoSynchroniser:
+class NoSync:
     """A single replica agrees with itself."""
 
     stop_agreed = False
@@ -57,10 +57,10 @@ class NoSynchroniser:
         return extra
 
 
-class AgreedStop:
+class StopVote:
     """Stages have no gradients in common; the wish to stop is told to all processes for itself."""
 
-    def __init__(self, inner: Synchroniser, agree: Callable[[bool], bool]) -> None:
+    def __init__(self, inner: GradientSync, agree: Callable[[bool], bool]) -> None:
         self._inner = inner
         self._agree = agree
         self.stop_agreed = False
@@ -150,7 +150,7 @@ def fill_buckets(parameters: list[nn.Parameter], extra: int = 0, size: int = BUC
 
 
 @dataclass
-class GradientSum:
+class BucketedAllReduce:
     """Adds up the gradients of a model over replicas.
 
     `arm` is called before the last micro batch of a window: from then on finished buckets are sent off. Calling the

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-Hand = Callable[[Tensor, int], None]
+Broadcast = Callable[[Tensor, int], None]
 
 
 """Makes a flat tensor, in place, what the replica of that number holds."""
@@ -26,10 +26,10 @@ def assign_owners(sizes: Sequence[int], replicas: int) -> list[int]:
     return owners
 
 
-class Ownership:
+class OptimizerSharding:
     """Which parameters this replica updates, and how it gets the others."""
 
-    def __init__(self, model: nn.Module, place: tuple[int, int], hand: Hand) -> None:
+    def __init__(self, model: nn.Module, place: tuple[int, int], hand: Broadcast) -> None:
         self._replica, self._replicas = place
         self._hand = hand
         named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
@@ -54,7 +54,7 @@ class Ownership:
                     one.copy_(part.view(one.shape))
 
 
-class SoleOwner:
+class NoSharding:
     """Every process keeps the state of all of its parameters."""
 
     def owns(self, name: str) -> bool:

@@ -22,31 +22,31 @@ from math import inf
 
 from torch import Tensor
 
-from convolve.compat.names import to_own_splits
+from convolve.compat.names import canonical_splits
 from convolve.config import Config
 from convolve.config.training import AUTO_SPLITS
-from convolve.distributed.collectives import Team
-from convolve.distributed.optimizer_sharding import Ownership, SoleOwner
+from convolve.distributed.collectives import Collectives
+from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
 from convolve.distributed.pipeline import Pipeline
 from convolve.errors import ConfigError, suggest
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.models.network import Network, Shape
-from convolve.models.summary import describe
+from convolve.models.summary import summarize
 from convolve.models.timing import time_blocks
 from convolve.numerics.select import use_kernels
 
 
 @dataclass(frozen=True)
-class Holdings:
+class LocalShard:
     """Which tensors of a run this process holds: not those of blocks at other stages, nor state that others own."""
 
     elsewhere: tuple[str, ...] = ()
-    ownership: Ownership | SoleOwner = field(default_factory=SoleOwner)
+    ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
 
     @property
     def shared_out(self) -> bool:
         """Whether replicas hold different optimiser state."""
-        return isinstance(self.ownership, Ownership)
+        return isinstance(self.ownership, OptimizerSharding)
 
     def keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that belong to the blocks here."""
@@ -58,13 +58,13 @@ class Holdings:
         return {name: tensor for name, tensor in tensors.items() if self.ownership.owns(name.rpartition(".")[0])}
 
 
-Fits = Callable[[int, int, int], bool]
+FitsFn = Callable[[int, int, int], bool]
 
 
 """Whether stage number `s` can hold the blocks from `begin` up to, not including, `end`."""
 
 
-def balance(costs: Sequence[float], stages: int, fits: Fits | None = None) -> list[int]:
+def balance_stages(costs: Sequence[float], stages: int, fits: FitsFn | None = None) -> list[int]:
     """Indices at which stages begin, the first always 0, so that the costliest stage is as cheap as possible.
 
     Among equally good cuts the one with the earliest last stages is taken. Every stage has at least one block.
@@ -91,10 +91,10 @@ def balance(costs: Sequence[float], stages: int, fits: Fits | None = None) -> li
             f"{stages} stages for {blocks} blocks: no cut fits into the memory; take more stages, a smaller batch, or "
             "recomputation"
         )
-    return _walk_back(choices, blocks)
+    return _backtrack(choices, blocks)
 
 
-def _walk_back(choices: Sequence[Sequence[int]], blocks: int) -> list[int]:
+def _backtrack(choices: Sequence[Sequence[int]], blocks: int) -> list[int]:
     begins, end = list[int](), blocks
     for row in reversed(choices):
         end = row[end]
@@ -102,44 +102,44 @@ def _walk_back(choices: Sequence[Sequence[int]], blocks: int) -> list[int]:
     return [0, *reversed(begins)]
 
 
-MEASURING_SECONDS = 1.0
+PROFILE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Place:
+class Partition:
     """What one process of a training holds: its part of the network, and how it is joined to the others."""
 
     part: Network
-    holdings: Holdings
+    holdings: LocalShard
     pipeline: Pipeline | None
 
 
-def take_place(network: Network, config: Config, team: Team) -> Place:
+def partition_model(network: Network, config: Config, team: Collectives) -> Partition:
     """This process's part of a network that every process has built whole, with the same weights."""
     team.require_equal_weights(network)
     parallel = config.parallel
     part, elsewhere, shapes = network, tuple[str, ...](), None
     if team.topology.stages > 1:
-        stages = cut(network, choose_splits(network, config, team))
+        stages = group_blocks(network, choose_splits(network, config, team))
         _check_stages(network, stages)
         own = stages[team.topology.stage]
-        shapes = _edges(network, own)
+        shapes = _stage_shapes(network, own)
         part = network.part(own, shapes[0])
         elsewhere = tuple(name for name in network.blocks if name not in own)
     if parallel.bn_span > 1:
         # Last, since a norm that is joined waits for the others whenever it runs.
-        _join_norms(network, part, parallel.bn_span, team)
+        _sync_batch_norms(network, part, parallel.bn_span, team)
     if parallel.enable_recomputation:
-        part.recompute([pattern for pattern in parallel.recompute_checkpoints if _fits_here(part, network, pattern)])
-    holdings = Holdings(elsewhere, team.share_ownership(part)) if parallel.rts else Holdings(elsewhere)
+        part.recompute([pattern for pattern in parallel.recompute_checkpoints if _applies_here(part, network, pattern)])
+    holdings = LocalShard(elsewhere, team.share_ownership(part)) if parallel.rts else LocalShard(elsewhere)
     pipeline = team.join_pipeline(part, shapes, parallel.pipeline_schedule) if shapes else None
-    return Place(part, holdings, pipeline)
+    return Partition(part, holdings, pipeline)
 
 
 def check_splits(network: Network, config: Config) -> None:
     """Stages must be able to begin where the config says; a sketch of the network is enough to know."""
     names, stages = list(network.blocks), config.parallel.shards
-    splits = to_own_splits(config.parallel.pipeline_splits, names)
+    splits = canonical_splits(config.parallel.pipeline_splits, names)
     seams = network.seams[1:]
     if stages > len(seams) + 1:
         raise ConfigError(
@@ -156,29 +156,29 @@ def check_splits(network: Network, config: Config) -> None:
             "after the first; name as many, or let --pipeline-splits auto choose"
         )
     else:
-        _check_stages(network, cut(network, list(splits)))
+        _check_stages(network, group_blocks(network, list(splits)))
         return
     raise ConfigError(problem, tabulate_blocks(network, config.model.model))
 
 
-def choose_splits(network: Network, config: Config, team: Team) -> list[str]:
+def choose_splits(network: Network, config: Config, team: Collectives) -> list[str]:
     """The blocks at which stages begin, the first stage left out: as named, or balanced by times measured here."""
     names, stages = list(network.blocks), config.parallel.shards
-    splits = to_own_splits(config.parallel.pipeline_splits, names)
+    splits = canonical_splits(config.parallel.pipeline_splits, names)
     if splits != AUTO_SPLITS:
         return sorted(splits, key=names.index)
     chosen = ""
     if team.first:
         copy = deepcopy(network)
         use_kernels(config, copy)
-        times = time_blocks(copy, config.optim.batch_size, MEASURING_SECONDS).blocks
+        times = time_blocks(copy, config.optim.batch_size, PROFILE_SECONDS).blocks
         costs, seams = [time.forward + time.backward for time in times], set(network.seams)
-        begins = balance(costs, stages, lambda stage, begin, end: names[begin] in seams)
+        begins = balance_stages(costs, stages, lambda stage, begin, end: names[begin] in seams)
         chosen = json.dumps([names[begin] for begin in begins[1:]])
     return list(json.loads(team.tell(chosen)))
 
 
-def cut(network: Network, splits: list[str]) -> list[list[str]]:
+def group_blocks(network: Network, splits: list[str]) -> list[list[str]]:
     """The names of the blocks of each stage."""
     stages: list[list[str]] = [[]]
     for name in network.blocks:
@@ -190,7 +190,7 @@ def cut(network: Network, splits: list[str]) -> list[list[str]]:
 
 def tabulate_blocks(network: Network, name: str) -> str:
     """The blocks of a network with parameters, multiply-adds and activations of one sample, a line each."""
-    rows = describe(name, network).rows
+    rows = summarize(name, network).rows
     width = max(len(row.name) for row in rows)
     lines = [f"  {'block':{width}}  {'parameters':>12}  {'multiply-adds':>14}  {'activations':>12}"]
     for row in rows:
@@ -210,15 +210,15 @@ def _check_stages(network: Network, stages: list[list[str]]) -> None:
             )
 
 
-def _edges(network: Network, own: list[str]) -> tuple[Shape, Shape]:
+def _stage_shapes(network: Network, own: list[str]) -> tuple[Shape, Shape]:
     """The shape of one sample before and after some of the blocks."""
-    rows = describe("", network).rows
+    rows = summarize("", network).rows
     names = [row.name for row in rows]
     first, last = names.index(own[0]), names.index(own[-1])
     return rows[first - 1].shape if first else network.input_shape, rows[last].shape
 
 
-def _join_norms(network: Network, part: Network, span: int, team: Team) -> None:
+def _sync_batch_norms(network: Network, part: Network, span: int, team: Collectives) -> None:
     if not any(isinstance(module, BatchNorm2d) for module in network.modules()):
         raise ConfigError(f"bn-span={span}: the network has no batch norm; leave it out, or set --norm-type batch")
     add = team.span(span)
@@ -227,6 +227,6 @@ def _join_norms(network: Network, part: Network, span: int, team: Team) -> None:
             module.join(span, add)
 
 
-def _fits_here(part: Network, network: Network, pattern: str) -> bool:
+def _applies_here(part: Network, network: Network, pattern: str) -> bool:
     """Whether a pattern is for this part; one that fits no block of the whole network is kept, and refused later."""
     return part.has_block(pattern) or not network.has_block(pattern)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 if TYPE_CHECKING:
-    from convolve.distributed.torch_pipeline import Line
+    from convolve.distributed.torch_pipeline import TorchPipeline
 
 
 Shape = tuple[int, ...]
@@ -45,7 +45,7 @@ Around = Callable[[int, bool], AbstractContextManager[None]]
 """The context for the forward or (True) the backward pass of a micro batch, given by its number."""
 
 
-SCHEDULES_KEPT = 8
+MAX_CACHED_SCHEDULES = 8
 
 
 class Pipeline:
@@ -67,7 +67,7 @@ class Pipeline:
         self._shapes = shapes
         self._group = group
         self._schedule = schedule
-        self._lines: OrderedDict[tuple[int, int, bool], Line] = OrderedDict()
+        self._lines: OrderedDict[tuple[int, int, bool], TorchPipeline] = OrderedDict()
 
     @property
     def last(self) -> bool:
@@ -97,26 +97,26 @@ class Pipeline:
                 groups.append((size, 1))
         return groups
 
-    def _line(self, size: int, count: int, learning: bool) -> "Line":
+    def _line(self, size: int, count: int, learning: bool) -> "TorchPipeline":
         key = (size, count, learning)
         if key in self._lines:
             self._lines.move_to_end(key)
         else:
             self._lines[key] = self._build(size, count, learning)
-            if len(self._lines) > SCHEDULES_KEPT:
+            if len(self._lines) > MAX_CACHED_SCHEDULES:
                 self._lines.popitem(last=False)
         return self._lines[key]
 
-    def _build(self, size: int, count: int, learning: bool) -> "Line":
+    def _build(self, size: int, count: int, learning: bool) -> "TorchPipeline":
         # Not before it is needed: the library behind it takes longer to load than most commands take in all.
-        from convolve.distributed.torch_pipeline import Lot, build_line
+        from convolve.distributed.torch_pipeline import MicroBatchGroup, build_pipeline_stage
 
-        in_turn = learning and settle_schedule(self._schedule, self.stages, count) == "interleaved"
-        lot = Lot(size, count, learning, in_turn)
-        return build_line(self._part, self._shapes, (self.stage, self.stages), self._group, lot)
+        in_turn = learning and effective_schedule(self._schedule, self.stages, count) == "interleaved"
+        lot = MicroBatchGroup(size, count, learning, in_turn)
+        return build_pipeline_stage(self._part, self._shapes, (self.stage, self.stages), self._group, lot)
 
 
-def settle_schedule(asked: str, stages: int, micro_batches: int) -> str:
+def effective_schedule(asked: str, stages: int, micro_batches: int) -> str:
     """The schedule that a step follows: a single stage takes one micro batch after the other, and with fewer micro
     batches than stages there is no turn to take."""
     if stages == 1:
@@ -131,18 +131,18 @@ class Pass(Enum):
     BACKWARD = "backward"
 
 
-Task = tuple[Pass, int]
+ScheduledTask = tuple[Pass, int]
 
 
-def list_grouped(stage: int, stages: int, micro_batches: int) -> list[Task]:
+def list_grouped(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
     """All forward passes, then all backward passes."""
     return [(direction, index) for direction in Pass for index in range(micro_batches)]
 
 
-def list_interleaved(stage: int, stages: int, micro_batches: int) -> list[Task]:
+def list_interleaved(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
     """As many forward passes as there are stages from here on; then each backward pass makes room for the next."""
     ahead = min(micro_batches, stages - stage)
-    tasks: list[Task] = [(Pass.FORWARD, index) for index in range(ahead)]
+    tasks: list[ScheduledTask] = [(Pass.FORWARD, index) for index in range(ahead)]
     for index in range(micro_batches):
         tasks.append((Pass.BACKWARD, index))
         if ahead + index < micro_batches:
@@ -150,19 +150,19 @@ def list_interleaved(stage: int, stages: int, micro_batches: int) -> list[Task]:
     return tasks
 
 
-def list_sequential(stage: int, stages: int, micro_batches: int) -> list[Task]:
+def list_sequential(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
     """Both passes of a micro batch before the next one enters."""
     return [(direction, index) for index in range(micro_batches) for direction in Pass]
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], list[Task]]] = {
+SCHEDULES: dict[str, Callable[[int, int, int], list[ScheduledTask]]] = {
     "grouped": list_grouped,
     "interleaved": list_interleaved,
     "sequential": list_sequential,
 }
 
 
-def count_held(schedule: str, stage: int, stages: int, micro_batches: int) -> int:
+def count_in_flight(schedule: str, stage: int, stages: int, micro_batches: int) -> int:
     """The most micro batches whose activations a stage holds at a time."""
     held = most = 0
     for direction, _ in SCHEDULES[schedule](stage, stages, micro_batches):

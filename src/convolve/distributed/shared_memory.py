@@ -24,18 +24,18 @@ from torch import Tensor
 
 from convolve.errors import ParallelError
 
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 
 
 SPINS = 2000
 
 
-class SharedSum:
+class SharedMemoryAllReduce:
     """Sums flat float32 tensors of up to `capacity` elements over two or more processes of one host."""
 
     def __init__(self, path: Path, rank: int, world: int, capacity: int) -> None:
         self._rank, self._world, self._turn = rank, world, 0
-        self._finish: Callable[[], None] = _nothing
+        self._finish: Callable[[], None] = _noop
         head, slots = 64 * world, 2 * world * capacity * 4
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), head + slots)
@@ -64,7 +64,7 @@ class SharedSum:
         def finish() -> None:
             if self._finish is not finish:
                 return  # a later offer has done it
-            self._finish = _nothing
+            self._finish = _noop
             self._wait(turn)
             np.add(slots[0], slots[1], out=own)
             for rank in range(2, self._world):
@@ -74,7 +74,7 @@ class SharedSum:
         return finish
 
     def _wait(self, turn: int) -> None:
-        deadline = time.perf_counter() + PATIENCE_SECONDS
+        deadline = time.perf_counter() + TIMEOUT_SECONDS
         spins = 0
         while int(self._turns.min()) < turn:
             spins += 1
@@ -84,7 +84,7 @@ class SharedSum:
                 if time.perf_counter() > deadline:
                     late = int(self._turns.argmin())
                     raise ParallelError(
-                        f"rank {late} has not answered for {PATIENCE_SECONDS:.0f} s; it is gone or stuck"
+                        f"rank {late} has not answered for {TIMEOUT_SECONDS:.0f} s; it is gone or stuck"
                     )
 
     def _require_alive(self, turn: int) -> None:
@@ -96,5 +96,5 @@ class SharedSum:
                 raise ParallelError(f"rank {rank} is gone; go on with `convolve restore`") from None
 
 
-def _nothing() -> None:
+def _noop() -> None:
     """No turn is open."""

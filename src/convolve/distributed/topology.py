@@ -44,13 +44,13 @@ class Topology:
         return [replica * self.stages + stage for stage in range(self.stages)]
 
 
-def launched(environment: Mapping[str, str] | None = None) -> bool:
+def is_distributed(environment: Mapping[str, str] | None = None) -> bool:
     """Whether this process was started as one of several, by torchrun, Slurm or whoever sets the same variables."""
     env = os.environ if environment is None else environment
     return "RANK" in env or int(env.get("SLURM_NTASKS", "1")) > 1
 
 
-def speaks() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process is the one that prints: rank 0, or the only one."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
@@ -59,7 +59,7 @@ def find_topology(config: ParallelConfig, environment: Mapping[str, str] | None 
     """The topology that a config asks for, with this process's rank; the number of processes must be right."""
     env = os.environ if environment is None else environment
     wanted = Topology(config.replicas, config.shards)
-    if not launched(env):
+    if not is_distributed(env):
         return wanted
     rank = int(env.get("RANK", env.get("SLURM_PROCID", "0")))
     world = int(env.get("WORLD_SIZE", env.get("SLURM_NTASKS", "1")))

@@ -18,7 +18,7 @@ from convolve.distributed.pipeline import Around, Forward, Shape
 
 
 @dataclass(frozen=True)
-class Lot:
+class MicroBatchGroup:
     """Micro batches that run together: their size and number, and how; `in_turn` alternates forward and backward."""
 
     size: int
@@ -27,14 +27,14 @@ class Lot:
     in_turn: bool
 
 
-def build_line(
-    part: nn.Module, shapes: tuple[Shape, Shape], place: tuple[int, int], group: ProcessGroup, lot: Lot
-) -> "Line":
+def build_pipeline_stage(
+    part: nn.Module, shapes: tuple[Shape, Shape], place: tuple[int, int], group: ProcessGroup, lot: MicroBatchGroup
+) -> "TorchPipeline":
     """A line for a part of the network at its place in the pipeline; `shapes` are those of one sample, in and out."""
     number, stages = place
     first, last = number == 0, number == stages - 1
-    work = _Work(part, first=first, last=last)
-    coming, going = (_wire_shape((lot.size, *shape)) for shape in shapes)
+    work = _DoneWork(part, first=first, last=last)
+    coming, going = (_packed_shape((lot.size, *shape)) for shape in shapes)
     if first:
         coming = (lot.size, *shapes[0])
     if last:
@@ -50,10 +50,10 @@ def build_line(
     )
     kind: type[PipelineScheduleSingle] = Schedule1F1B if lot.in_turn else ScheduleGPipe
     schedule = kind(stage, lot.count, loss_fn=_take_loss if lot.learning else None, scale_grads=False)
-    return Line(work, stage, schedule, torch.empty(lot.count) if lot.learning and last else None)
+    return TorchPipeline(work, stage, schedule, torch.empty(lot.count) if lot.learning and last else None)
 
 
-class _Work(nn.Module):
+class _DoneWork(nn.Module):
     """What the library calls: the part between wires."""
 
     def __init__(self, part: nn.Module, *, first: bool, last: bool) -> None:
@@ -66,8 +66,8 @@ class _Work(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Off the wire, through the part, onto the wire."""
-        y = self.forward_of(self.number, x if self._first else _off_wire(x))
-        return y if self._last else _onto_wire(y)
+        y = self.forward_of(self.number, x if self._first else _unpack_activation(x))
+        return y if self._last else _pack_activation(y)
 
 
 class _Stage(PipelineStage):
@@ -80,7 +80,7 @@ class _Stage(PipelineStage):
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
         """The forward pass of one micro batch."""
-        assert isinstance(self.submod, _Work), "made by build_line"
+        assert isinstance(self.submod, _DoneWork), "made by build_line"
         self.submod.number = self.first + fwd_chunk_id
         with self.surroundings(self.submod.number, False):
             return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
@@ -98,10 +98,10 @@ class _Stage(PipelineStage):
             )
 
 
-class Line:
+class TorchPipeline:
     """A schedule for micro batches of one size and number."""
 
-    def __init__(self, work: _Work, stage: _Stage, schedule: PipelineScheduleSingle, target: Tensor | None) -> None:
+    def __init__(self, work: _DoneWork, stage: _Stage, schedule: PipelineScheduleSingle, target: Tensor | None) -> None:
         self.work = work
         self.stage = stage
         self._schedule = schedule
@@ -122,13 +122,13 @@ def _take_loss(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
-def _wire_shape(shape: Shape) -> Shape:
+def _packed_shape(shape: Shape) -> Shape:
     return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
 
 
-def _onto_wire(x: Tensor) -> Tensor:
+def _pack_activation(x: Tensor) -> Tensor:
     return (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).contiguous()
 
 
-def _off_wire(x: Tensor) -> Tensor:
+def _unpack_activation(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2) if x.ndim == 4 else x

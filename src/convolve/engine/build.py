@@ -17,41 +17,41 @@ from typing import Any
 import torch
 
 from convolve import device
-from convolve.checkpoint.pretrained import transfer
+from convolve.checkpoint.pretrained import load_pretrained
 from convolve.config import Config, ModelConfig
-from convolve.data.build import Material, fit_input, load_dataset
-from convolve.data.catalog import known_dataset
+from convolve.data.build import DataModule, fit_normalization, load_dataset
+from convolve.data.catalog import dataset_info
 from convolve.data.loader.loader import Loader
 from convolve.data.transforms.normalize import Transform
 from convolve.loggers.base import Console
 from convolve.models import registry
 from convolve.models.fastnet import WHITENED_IMAGES, Whitening
-from convolve.models.network import Network, Shape, limit_training
-from convolve.numerics.emulator import Watcher
-from convolve.numerics.execution import Arithmetic
+from convolve.models.network import Network, Shape, apply_freezing
+from convolve.numerics.emulator import Observer
+from convolve.numerics.execution import Execution
 from convolve.numerics.formats import FP16, FP32, Format
-from convolve.numerics.loss_scaling import Agree, Scaler, alone, build_scaler
-from convolve.numerics.observers import OverflowDump, StepDump, Survey, Trap, Watchers, parse_steps
-from convolve.numerics.select import Choice, build_arithmetic, choose, use_kernels
+from convolve.numerics.loss_scaling import AnyRank, Scaler, build_scaler, single_process
+from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
+from convolve.numerics.select import NumericsChoice, build_execution, select_numerics, use_kernels
 
 
-def build_network(config: Config, transform: Transform, classes: int, where: torch.device) -> Network:
+def build_model(config: Config, transform: Transform, classes: int, where: torch.device) -> Network:
     """A fresh network on its device, in the memory layout that convolutions like best."""
     network = registry.build(
         config.model.model, classes=classes, input_shape=transform.shape, seed=config.run.seed, options=config.model
     )
-    limit_training(network, config.model)
+    apply_freezing(network, config.model)
     return network.to(device=where, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def give_first_weights(network: Network, config: Config, loader: Loader, console: Console) -> None:
+def initialize_weights(network: Network, config: Config, loader: Loader, console: Console) -> None:
     """What a new run begins with besides its seed: weights from elsewhere, and layers that look at the data."""
     for module in network.modules():
         if isinstance(module, Whitening):
             window = next(loader.windows(config.run.seed, 0, (WHITENED_IMAGES, WHITENED_IMAGES)))
             module.fit_images(window.batches[0].images)
     if config.model.init_path is not None:
-        taken = transfer(network, config.model.init_path)
+        taken = load_pretrained(network, config.model.init_path)
         fresh = f"; {', '.join(taken.fresh)} begin fresh" if taken.fresh else ""
         console.say(f"{taken.taken} tensors from {taken.source}{fresh}")
 
@@ -59,15 +59,15 @@ def give_first_weights(network: Network, config: Config, loader: Loader, console
 DUMP_FOLDER = "dumps"
 
 
-Tell = Callable[..., None]
+EmitEvent = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Numerics:
     """What was chosen for a run, and the parts that carry it out."""
 
-    choice: Choice
-    arithmetic: Arithmetic
+    choice: NumericsChoice
+    arithmetic: Execution
     scaler: Scaler
 
     def facts(self) -> dict[str, Any]:
@@ -81,27 +81,32 @@ class Numerics:
         }
 
 
-def prepare_numerics(
-    config: Config, where: torch.device, folder: Path, tell: Tell, span: tuple[int, int], agree: Agree = alone
+def build_numerics(
+    config: Config,
+    where: torch.device,
+    folder: Path,
+    tell: EmitEvent,
+    span: tuple[int, int],
+    agree: AnyRank = single_process,
 ) -> Numerics:
     """The numerics that a config asks for; `tell` gets events, `span` is the run and one epoch in samples."""
     precision = config.precision
     watched = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
-    choice = choose(precision, where, watched=watched)
-    watcher = Watchers(_watchers(config, choice, folder / DUMP_FOLDER, tell))
+    choice = select_numerics(precision, where, watched=watched)
+    watcher = Observers(_observers(config, choice, folder / DUMP_FOLDER, tell))
     scaler = build_scaler(precision, choice.policy, span, agree)
-    return Numerics(choice, build_arithmetic(choice, where, watcher), scaler)
+    return Numerics(choice, build_execution(choice, where, watcher), scaler)
 
 
-def compute_like_training(config: Config, network: Network, where: torch.device) -> None:
+def match_training_numerics(config: Config, network: Network, where: torch.device) -> None:
     """Let a trained network compute as it did while it was validated in training."""
-    choice = choose(config.precision, where)
-    build_arithmetic(choice, where).attach(network)
+    choice = select_numerics(config.precision, where)
+    build_execution(choice, where).attach(network)
     use_kernels(config, network, choice)
 
 
-def _watchers(config: Config, choice: Choice, folder: Path, tell: Tell) -> list[Watcher]:
-    precision, found = config.precision, list[Watcher]()
+def _observers(config: Config, choice: NumericsChoice, folder: Path, tell: EmitEvent) -> list[Observer]:
+    precision, found = config.precision, list[Observer]()
     if precision.over_dump:
         found.append(OverflowDump(folder))
     if precision.data_dump_step:
@@ -110,28 +115,28 @@ def _watchers(config: Config, choice: Choice, folder: Path, tell: Tell) -> list[
         found.append(_survey(precision.survey_freq, choice.policy.compute, tell))
     if choice.policy.exceptions:
         # Last, so that the dumps are written before it ends the run.
-        found.append(Trap())
+        found.append(OverflowTrap())
     return found
 
 
-def _survey(every: int, compute: Format, tell: Tell) -> Survey:
+def _survey(every: int, compute: Format, tell: EmitEvent) -> ExponentSurvey:
     """A survey by the format computed in; in fp32, by the one that somebody might go to."""
     target = FP16 if compute is FP32 else compute
     limits = (1 - target.bias - target.mantissa_bits, 1 - target.bias, target.bias)
-    return Survey(
+    return ExponentSurvey(
         every, target, lambda step, layers: tell("survey", step=step, format=target.name, limits=limits, layers=layers)
     )
 
 
-def sketch_network(config: Config) -> Network:
+def build_on_meta(config: Config) -> Network:
     """The network of a config without values, for the images of its data set where that is known."""
-    return _sketch(config.model, *_find_input(config))
+    return _build_on_meta(config.model, *_find_input(config))
 
 
 def _find_input(config: Config) -> tuple[int, Shape]:
     """Classes and image shape: those of the data set, or the network's own."""
-    own = registry.settle(config.model.model, config.model)
-    entry, side = known_dataset(config), config.data.image_size
+    own = registry.resolve(config.model.model, config.model)
+    entry, side = dataset_info(config), config.data.image_size
     classes, shape = own.classes, own.input_shape
     if entry is not None:
         height, width, channels = entry.image_shape
@@ -139,16 +144,16 @@ def _find_input(config: Config) -> tuple[int, Shape]:
     return classes, shape if side is None else (shape[0], side, side)
 
 
-def _sketch(options: ModelConfig, classes: int, shape: Shape) -> Network:
-    network = registry.sketch(options.model, classes=classes, input_shape=shape, options=options)
-    limit_training(network, options)
+def _build_on_meta(options: ModelConfig, classes: int, shape: Shape) -> Network:
+    network = registry.build_meta(options.model, classes=classes, input_shape=shape, options=options)
+    apply_freezing(network, options)
     return network
 
 
-def gather_material(config: Config, console: Console) -> Material:
+def open_data(config: Config, console: Console) -> DataModule:
     """Device, data and transform for a training."""
-    where = device.choose(config.run.device, config.run.threads)
+    where = device.select(config.run.device, config.run.threads)
     dataset = load_dataset(config, console)
-    shape = registry.settle(config.model.model, config.model).input_shape
-    transform = fit_input(dataset.train, config.data, shape[1] if shape[0] == 3 else None)
-    return Material(dataset, transform, where, config.data)
+    shape = registry.resolve(config.model.model, config.model).input_shape
+    transform = fit_normalization(dataset.train, config.data, shape[1] if shape[0] == 3 else None)
+    return DataModule(dataset, transform, where, config.data)

@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from convolve.checkpoint.store import BackgroundSaver, step_of
+from convolve.checkpoint.store import AsyncSaver, step_of
 from convolve.config import Config
 from convolve.data.loader.loader import Loader
-from convolve.distributed.collectives import Team
-from convolve.engine.ema import showing
-from convolve.engine.evaluate import Answer, evaluate
-from convolve.engine.loop import Action
-from convolve.engine.metrics import Counts, Tally
+from convolve.distributed.collectives import Collectives
+from convolve.engine.ema import temporary_weights
+from convolve.engine.evaluate import LogitsFn, evaluate
+from convolve.engine.loop import Callback
+from convolve.engine.metrics import EvalResult, Metrics
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts
-from convolve.engine.throughput import Clock, Stopwatch
+from convolve.engine.throughput import Stopwatch, Timer
 from convolve.errors import DivergedError
-from convolve.loggers.base import Console, TrainRecord, ValidRecord, Writer
+from convolve.loggers.base import Console, Logger, TrainRecord, ValidationRecord
 from convolve.numerics.loss_scaling import Scaler
 from convolve.optim.schedules import Schedule
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class IntervalTrigger:
     """Due each time the position crosses a multiple of `every` samples, and at the end of the run; None: only there."""
 
     every: Fraction | None
@@ -46,21 +46,21 @@ class Rhythm:
         return bool(now // self.every > before // self.every)
 
 
-def never(total: int) -> Rhythm:
+def never(total: int) -> IntervalTrigger:
     """No beat but the last."""
-    return Rhythm(None, total)
+    return IntervalTrigger(None, total)
 
 
 @dataclass
-class LogAction:
+class LogCallback:
     """Reads the counters and hands a record to the writers."""
 
-    rhythm: Rhythm
-    tally: Tally
+    rhythm: IntervalTrigger
+    tally: Metrics
     schedule: Schedule
     loader: Loader
-    writer: Writer
-    clock: Clock
+    writer: Logger
+    clock: Timer
     final_loss: float = math.nan
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
@@ -76,7 +76,7 @@ class LogAction:
         self.final_loss = counts.loss
         self.writer.train(self._record(before, state, counts))
 
-    def _record(self, before: int, state: TrainState, counts: Counts) -> TrainRecord:
+    def _record(self, before: int, state: TrainState, counts: EvalResult) -> TrainRecord:
         clock = self.clock
         interval = clock.lap(state, self.loader.waited_seconds)
         return TrainRecord(
@@ -94,19 +94,19 @@ class LogAction:
 
 
 @dataclass
-class ValidateAction:
+class ValidateCallback:
     """Evaluates the live model on the test split."""
 
-    rhythm: Rhythm
+    rhythm: IntervalTrigger
     loader: Loader
     batch_size: int
     samples_per_epoch: int
-    writer: Writer
-    clock: Clock
-    team: Team
-    answer: Answer | None = None
+    writer: Logger
+    clock: Timer
+    team: Collectives
+    answer: LogitsFn | None = None
     views: int = 1
-    newest: Counts | None = None
+    newest: EvalResult | None = None
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
         """Validate if it is time; an interrupted run does not wait for it."""
@@ -118,10 +118,10 @@ class ValidateAction:
             self.newest = self._evaluate(state)
             seconds = watch.seconds
             epoch = state.samples / self.samples_per_epoch
-            self.writer.valid(valid_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
+            self.writer.valid(validation_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
             self._validate_average(state, epoch)
 
-    def _evaluate(self, state: TrainState) -> Counts:
+    def _evaluate(self, state: TrainState) -> EvalResult:
         return evaluate(state.model, self.loader, self.batch_size, self.team, self.answer, self.views)
 
     def _validate_average(self, state: TrainState, epoch: float) -> None:
@@ -130,12 +130,12 @@ class ValidateAction:
         if not averages:
             return
         watch = Stopwatch()
-        with showing(state.model, averages):
+        with temporary_weights(state.model, averages):
             counts = self._evaluate(state)
         name = f"{checkpoint_name(state.step)}-ema"
-        self.writer.valid(valid_record(name, state.step, epoch, counts, watch.seconds))
+        self.writer.valid(validation_record(name, state.step, epoch, counts, watch.seconds))
 
-    def latest(self) -> Counts | None:
+    def latest(self) -> EvalResult | None:
         """The validation of the step just made, if there was one."""
         return self.newest
 
@@ -145,9 +145,9 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def valid_record(checkpoint: str, step: int, epoch: float, counts: Counts, seconds: float) -> ValidRecord:
+def validation_record(checkpoint: str, step: int, epoch: float, counts: EvalResult, seconds: float) -> ValidationRecord:
     """An evaluation as a record for the writers."""
-    return ValidRecord(
+    return ValidationRecord(
         checkpoint=checkpoint,
         step=step,
         epoch=epoch,
@@ -160,11 +160,11 @@ def valid_record(checkpoint: str, step: int, epoch: float, counts: Counts, secon
 
 
 @dataclass
-class SyncAction:
+class WeightCheckCallback:
     """Makes sure that all replicas still hold the same weights."""
 
-    rhythm: Rhythm
-    team: Team
+    rhythm: IntervalTrigger
+    team: Collectives
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
         """Compare if it is time."""
@@ -173,19 +173,19 @@ class SyncAction:
 
 
 @dataclass
-class SaveAction:
+class SaveCallback:
     """Stores checkpoints, and remembers which one validated best. All processes hand in, the first one writes.
 
     Files are written while training goes on; whatever went wrong there ends the run at the step after it is known.
     """
 
-    rhythm: Rhythm
-    saver: BackgroundSaver
+    rhythm: IntervalTrigger
+    saver: AsyncSaver
     facts: dict[str, Any]
-    latest_validation: Callable[[], Counts | None]
-    writer: Writer
-    clock: Clock
-    team: Team
+    latest_validation: Callable[[], EvalResult | None]
+    writer: Logger
+    clock: Timer
+    team: Collectives
     best_accuracy: float = -1.0
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
@@ -198,7 +198,7 @@ class SaveAction:
             self.save(state, self.latest_validation())
             self._tell(wait=last)
 
-    def save(self, state: TrainState, counts: Counts | None) -> None:
+    def save(self, state: TrainState, counts: EvalResult | None) -> None:
         """Begin to store the state as it is now."""
         better = counts is not None and counts.accuracy > self.best_accuracy
         if counts is not None and better:
@@ -225,10 +225,10 @@ class SaveAction:
             self.writer.event("checkpoint", path=path.name, step=step_of(path))
 
 
-class ScaleAction:
+class LossScaleCallback:
     """Tells the writers when the scale changes or a step is skipped."""
 
-    def __init__(self, writer: Writer, scaler: Scaler) -> None:
+    def __init__(self, writer: Logger, scaler: Scaler) -> None:
         self._writer = writer
         self._scale, self._skipped = scaler.scale, scaler.skipped
 
@@ -243,19 +243,19 @@ class ScaleAction:
 
 
 @dataclass
-class Actions:
+class Callbacks:
     """The actions of a run, and which of them the config asks for."""
 
     parts: StepParts
-    always: list[Action]
-    log: LogAction
-    validate: ValidateAction
-    save: SaveAction
+    always: list[Callback]
+    log: LogCallback
+    validate: ValidateCallback
+    save: SaveCallback
     config: Config
 
-    def in_order(self) -> list[Action]:
+    def in_order(self) -> list[Callback]:
         """Progress, log, validate, save: a checkpoint carries the validation of its own step."""
-        chosen: list[Action] = [*self.always, self.log]
+        chosen: list[Callback] = [*self.always, self.log]
         if self.config.run.validation_mode == "during":
             chosen.append(self.validate)
         if self.config.run.checkpoints:
@@ -264,7 +264,7 @@ class Actions:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressCallback:
     """Shows how far a run is."""
 
     console: Console

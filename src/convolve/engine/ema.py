@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from convolve.errors import CheckpointError
 
 
-class Averager(Protocol):
+class WeightAverage(Protocol):
     """Follows the weights of a model."""
 
     def follow(self, model: nn.Module, step: int) -> None:
@@ -28,7 +28,7 @@ class Averager(Protocol):
         """Become an average that was stored."""
 
 
-class NoAverage:
+class NoEMA:
     """Keeps nothing."""
 
     def follow(self, model: nn.Module, step: int) -> None:
@@ -42,18 +42,18 @@ class NoAverage:
         """Nothing to become."""
 
 
-class RunningAverage:
+class ModelEMA:
     """An exponential average of all floating-point weights and statistics, in float32 or wider."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._average = {name: tensor.detach().clone() for name, tensor in _floats(model).items()}
+        self._average = {name: tensor.detach().clone() for name, tensor in _float_tensors(model).items()}
 
     def follow(self, model: nn.Module, step: int) -> None:
         """Take in the weights after an update that was made."""
         decay = min(self.decay, (1 + step) / (10 + step))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self._average.values()), list(_floats(model).values()), 1 - decay)
+            torch._foreach_lerp_(list(self._average.values()), list(_float_tensors(model).values()), 1 - decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """The average by parameter name."""
@@ -70,12 +70,12 @@ class RunningAverage:
             self._average[name].copy_(tensor)
 
 
-def _floats(model: nn.Module) -> dict[str, Tensor]:
+def _float_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
 @contextmanager
-def showing(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+def temporary_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """The model with other weights; its own come back afterwards, bit for bit."""
     own = model.state_dict()
     kept = {name: own[name].clone() for name in tensors}

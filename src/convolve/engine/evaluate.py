@@ -21,39 +21,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.data.loader.loader import Loader, Part
-from convolve.distributed.collectives import Alone, Team
+from convolve.data.loader.loader import Loader, ReplicaShard
+from convolve.distributed.collectives import Collectives, SingleProcess
 from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import Counts, MetricTally
+from convolve.engine.metrics import EvalResult, RunningMetrics
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
-from convolve.layers.hooks import is_watched
+from convolve.layers.hooks import has_hooks
 from convolve.models.network import Network
 
 VALID_BATCH = 500
 
 
-Answer = Callable[[Tensor], Tensor | None]
+LogitsFn = Callable[[Tensor], Tensor | None]
 
 
 """From images to logits; None at a stage of a pipeline whose successors give them."""
 
 
-def answer_views(answer: Answer, views: int) -> Answer:
+def average_views(answer: LogitsFn, views: int) -> LogitsFn:
     """An answer that looks at this many views: 1, 2 or 6."""
-    choice: dict[int, Answer] = {1: answer, 2: _Mirrored(answer), 6: _Moved(_Mirrored(answer))}
+    choice: dict[int, LogitsFn] = {1: answer, 2: _Flipped(answer), 6: _Shifted(_Flipped(answer))}
     return choice[views]
 
 
-class _Mirrored:
-    def __init__(self, answer: Answer) -> None:
+class _Flipped:
+    def __init__(self, answer: LogitsFn) -> None:
         self._answer = answer
 
     def __call__(self, images: Tensor) -> Tensor | None:
         return _mean(self._answer(images), self._answer(images.flip(3)))
 
 
-class _Moved:
-    def __init__(self, answer: Answer) -> None:
+class _Shifted:
+    def __init__(self, answer: LogitsFn) -> None:
         self._answer = answer
 
     def __call__(self, images: Tensor) -> Tensor | None:
@@ -67,7 +67,7 @@ def _mean(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; the mode before comes back afterwards."""
     training = model.training
     model.eval()
@@ -78,9 +78,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def quicken(model: Network) -> Network:
+def fold_for_inference(model: Network) -> Network:
     """A network that answers alike in less time, if there is one; it must not outlive the weights it was made from."""
-    watched = any(map(is_watched, model.modules()))
+    watched = any(map(has_hooks, model.modules()))
     return model if watched or not count_batch_norms(model) else fold_batch_norms(model)
 
 
@@ -88,17 +88,17 @@ def evaluate(
     model: Network,
     loader: Loader,
     batch_size: int,
-    team: Team | None = None,
-    answer: Answer | None = None,
+    team: Collectives | None = None,
+    answer: LogitsFn | None = None,
     views: int = 1,
-) -> Counts:
+) -> EvalResult:
     """Loss (without label smoothing) and accuracy over all samples of a loader; replicas share the batches."""
     device = next(model.parameters()).device
-    tally, loss = MetricTally(device, team), CrossEntropy()
-    topology = (team or Alone()).topology
-    with evaluating(model):
-        answer = answer_views(answer or quicken(model), views)
-        for batch in loader.batches(batch_size, Part(topology.replica, topology.replicas)):
+    tally, loss = RunningMetrics(device, team), CrossEntropy()
+    topology = (team or SingleProcess()).topology
+    with eval_mode(model):
+        answer = average_views(answer or fold_for_inference(model), views)
+        for batch in loader.batches(batch_size, ReplicaShard(topology.replica, topology.replicas)):
             logits = answer(batch.images)
             if logits is not None:
                 tally.add(loss(logits, batch.labels), logits, batch.labels)

@@ -13,33 +13,33 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from convolve.data.loader.loader import Batch, Window
-from convolve.distributed.gradient_sync import NoSynchroniser, Synchroniser
+from convolve.data.loader.loader import MicroBatch, StepBatch
+from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
 from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import Tally
+from convolve.engine.metrics import Metrics
 from convolve.models.network import Network
-from convolve.numerics.execution import Arithmetic, PlainArithmetic
+from convolve.numerics.execution import Execution, PlainExecution
 
 
-class Executor(Protocol):
+class ForwardBackwardFn(Protocol):
     """Runs forward and backward for a window and leaves the mean gradient, times `scale`, in the parameters."""
 
-    def run(self, window: Window, step: int, scale: float) -> None:
+    def run(self, window: StepBatch, step: int, scale: float) -> None:
         """Process all micro batches of one step."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class PassContext:
     """What surrounds every pass; `shift` makes replicas with identical seeding draw as if each were the first."""
 
     seed: int
-    arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
-    synchronise: Synchroniser = field(default_factory=NoSynchroniser)
+    arithmetic: Execution = field(default_factory=PlainExecution)
+    synchronise: GradientSync = field(default_factory=NoSync)
     shift: int = 0
 
     @contextmanager
-    def passing(self, model: Network, batch: Batch, step: int) -> Iterator[None]:
+    def passing(self, model: Network, batch: MicroBatch, step: int) -> Iterator[None]:
         """Passes of one micro batch happen inside this."""
         place = batch.first - self.shift
         model.chance.move(self.seed, step, place)
@@ -48,15 +48,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class WholeExecutor:
+class ForwardBackward:
     """The whole model, one micro batch after the other."""
 
     model: Network
     loss: CrossEntropy
-    tally: Tally
-    setting: Setting
+    tally: Metrics
+    setting: PassContext
 
-    def run(self, window: Window, step: int, scale: float) -> None:
+    def run(self, window: StepBatch, step: int, scale: float) -> None:
         """Forward and backward for every micro batch."""
         setting = self.setting
         with setting.arithmetic.window(setting.seed, step):
@@ -71,16 +71,16 @@ class WholeExecutor:
 
 
 @dataclass(frozen=True)
-class StageExecutor:
+class PipelineForwardBackward:
     """One stage of the model; the pipeline says when which micro batch passes."""
 
     part: Network
     loss: CrossEntropy
-    tally: Tally
-    setting: Setting
+    tally: Metrics
+    setting: PassContext
     pipeline: Pipeline
 
-    def run(self, window: Window, step: int, scale: float) -> None:
+    def run(self, window: StepBatch, step: int, scale: float) -> None:
         """Forward and backward for every micro batch, in the order of the schedule."""
         setting, batches = self.setting, window.batches
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Protocol
 
 from convolve.config import Config
-from convolve.data.loader.loader import Window
+from convolve.data.loader.loader import StepBatch
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
 
@@ -51,14 +51,14 @@ def stop_on_signals() -> Iterator[StopRequest]:
 DEFAULT_EPOCHS = 5.0
 
 
-def plan_samples(config: Config, samples_per_epoch: int) -> int:
+def run_samples(config: Config, samples_per_epoch: int) -> int:
     """The whole run in samples."""
     if config.optim.iterations is None:
         return max(1, round((config.optim.epochs or DEFAULT_EPOCHS) * samples_per_epoch))
-    return samples_after(config.optim.iterations, config, samples_per_epoch)
+    return samples_after_steps(config.optim.iterations, config, samples_per_epoch)
 
 
-def samples_after(steps: int, config: Config, samples_per_epoch: int) -> int:
+def samples_after_steps(steps: int, config: Config, samples_per_epoch: int) -> int:
     """The position after so many steps from the beginning."""
     steps_per_epoch = -(-samples_per_epoch // config.global_batch_size)
     epochs, rest = divmod(steps, steps_per_epoch)
@@ -74,7 +74,7 @@ def extend(config: Config, epochs: float | None, iterations: int | None) -> Conf
     )
 
 
-class Action(Protocol):
+class Callback(Protocol):
     """Something that happens between steps."""
 
     def after(self, before: int, state: TrainState, last: bool) -> None:
@@ -83,9 +83,9 @@ class Action(Protocol):
 
 def fit(
     state: TrainState,
-    windows: Iterable[Window],
+    windows: Iterable[StepBatch],
     parts: StepParts,
-    actions: list[Action],
+    actions: list[Callback],
     total: int,
     request: StopRequest,
 ) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.distributed.collectives import Alone, Team
-from convolve.distributed.partition import Holdings
-from convolve.engine.ema import Averager, NoAverage
+from convolve.distributed.collectives import Collectives, SingleProcess
+from convolve.distributed.partition import LocalShard
+from convolve.engine.ema import NoEMA, WeightAverage
 from convolve.errors import CheckpointError
 from convolve.models.network import Network
-from convolve.numerics.execution import Arithmetic, PlainArithmetic
+from convolve.numerics.execution import Execution, PlainExecution
 from convolve.numerics.loss_scaling import NoScaling, Scaler
 from convolve.optim.optimizers import load_state, state_tensors
 
@@ -24,17 +24,17 @@ class TrainState:
     optimiser: torch.optim.Optimizer
     step: int = 0
     samples: int = 0
-    arithmetic: Arithmetic = field(default_factory=PlainArithmetic)
+    arithmetic: Execution = field(default_factory=PlainExecution)
     scaler: Scaler = field(default_factory=NoScaling)
-    averager: Averager = field(default_factory=NoAverage)
-    holdings: Holdings = field(default_factory=Holdings)
+    averager: WeightAverage = field(default_factory=NoEMA)
+    holdings: LocalShard = field(default_factory=LocalShard)
 
-    def snapshot(self, facts: dict[str, Any], team: Team | None = None) -> Snapshot:
+    def snapshot(self, facts: dict[str, Any], team: Collectives | None = None) -> Snapshot:
         """The state as named tensors and plain values; `facts` are added to the plain values.
 
         Nothing in it tells of the layout: with several processes the first one gets all tensors under their own names.
         """
-        team = team or Alone()
+        team = team or SingleProcess()
         own = state_tensors(self.optimiser, self.model)
         tensors = {
             "model": team.collect(self.model.state_dict()),

@@ -116,7 +116,7 @@ class Stopwatch:
 
 
 @dataclass
-class Clock:
+class Timer:
     """The stopwatch of a run and what was read from it last; `earlier` are the seconds before a restore."""
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)

@@ -12,14 +12,30 @@ import numpy as np
 import torch
 
 from convolve.checkpoint.store import CHECKPOINTS_FOLDER
-from convolve.data.build import Material
+from convolve.data.build import DataModule
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.formats import FORMATS, Classifier, Logits, Pixels, Runner, open_export, read_weights, write_export
-from convolve.export.quantize import CALIBRATION_IMAGES, quantise
-from convolve.inference.metadata import Card, card_of
+from convolve.export.formats import (
+    FORMATS,
+    Classifier,
+    Logits,
+    Pixels,
+    Predictor,
+    open_export,
+    read_weights,
+    write_export,
+)
+from convolve.export.quantize import CALIBRATION_IMAGES, quantize
+from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
-from convolve.runs.load import Trained, choose_checkpoint, each_test_batch, load_trained, open_material, training_pixels
+from convolve.runs.load import (
+    TrainedModel,
+    choose_checkpoint,
+    iter_test_batches,
+    load_trained,
+    open_run_data,
+    training_pixels,
+)
 
 BATCHES = (1, 2, 7)
 
@@ -28,7 +44,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Proof:
+class VerifyResult:
     """What the comparison found; the difference is that of logits, as a share of the largest."""
 
     batches: tuple[int, ...]
@@ -43,7 +59,7 @@ def sample_pixels(height: int, width: int, channels: int, count: int = sum(BATCH
     return np.where((np.arange(count) % 2 == 0)[:, None, None, None], noise, smooth)
 
 
-def compare(runner: Runner, reference: Runner, pixels: Pixels) -> Proof:
+def compare(runner: Predictor, reference: Predictor, pixels: Pixels) -> VerifyResult:
     """Run both on batches of 1, 2 and 7 different images."""
     differences, same, start = [0.0], True, 0
     for size in BATCHES:
@@ -52,10 +68,10 @@ def compare(runner: Runner, reference: Runner, pixels: Pixels) -> Proof:
         differences.append(float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30)))
         same = same and bool((ours.argmax(1) == theirs.argmax(1)).all())
         start += size
-    return Proof(BATCHES, max(differences), same)
+    return VerifyResult(BATCHES, max(differences), same)
 
 
-def require_equal(proof: Proof, what: str) -> None:
+def require_equal(proof: VerifyResult, what: str) -> None:
     """Refuse an export whose logits are not those of the network."""
     if not proof.largest_difference <= TOLERANCE:
         raise ConvolveError(
@@ -73,7 +89,7 @@ def _checked(logits: Logits, size: int) -> Logits:
 ALIASES = {"frozen": "onnx"}
 
 
-LARGEST_INT8_LOSS = 0.01
+MAX_INT8_LOSS = 0.01
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,7 @@ class ExportReport:
     test_samples: int = 0
 
 
-def classifier_of(trained: Trained, name: str) -> Classifier:
+def classifier_of(trained: TrainedModel, name: str) -> Classifier:
     """What a format holds: a graph with folded batch norms, or the weights as they were trained."""
     network = fold_batch_norms(trained.network) if FORMATS[name].has_graph else trained.network
     return Classifier(network, trained.transform)
@@ -107,12 +123,12 @@ def export(path: Path, name: str, console: Console, *, output: Path | None = Non
     target = output or _default_target(checkpoint, name, int8)
     draft = target.with_name(f"draft-{os.getpid()}-{target.name}")
     console.say(f"exporting {trained.config.model.model} of {checkpoint} as {name}{' in int8' if int8 else ''}")
-    classifier, card = classifier_of(trained, name), card_of(trained)
+    classifier, card = classifier_of(trained, name), metadata_of(trained)
     _make_folder(target)
     try:
         write_export(name, classifier, card, draft)
-        proof = _prove(name, draft, trained, target)
-        accuracies = _quantise(draft, trained, card, console) if int8 else (None, None, 0)
+        proof = _verify(name, draft, trained, target)
+        accuracies = _quantize(draft, trained, card, console) if int8 else (None, None, 0)
         draft.replace(target)
     except OSError as error:
         raise ConvolveError(f"{target}: cannot be written ({error.strerror}); choose another --output") from error
@@ -150,7 +166,7 @@ def _default_target(checkpoint: Path, name: str, int8: bool) -> Path:
     return run_folder / f"model{'-int8' if int8 else ''}{FORMATS[name].suffix}"
 
 
-def reference_runner(trained: Trained) -> Runner:
+def reference_predictor(trained: TrainedModel) -> Predictor:
     """The network as it was trained, as a function from pixels to logits."""
 
     def run(pixels: Pixels) -> Logits:
@@ -161,37 +177,37 @@ def reference_runner(trained: Trained) -> Runner:
     return run
 
 
-def _prove(name: str, draft: Path, trained: Trained, target: Path) -> Proof:
+def _verify(name: str, draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:
     channels, height, width = trained.transform.shape
     if not FORMATS[name].has_graph:
-        return _prove_weights(draft, trained)
+        return _verify_weights(draft, trained)
     runner, _ = open_export(name, draft)
-    proof = compare(runner, reference_runner(trained), sample_pixels(height, width, channels))
+    proof = compare(runner, reference_predictor(trained), sample_pixels(height, width, channels))
     require_equal(proof, str(target))
     return proof
 
 
-def _prove_weights(draft: Path, trained: Trained) -> Proof:
+def _verify_weights(draft: Path, trained: TrainedModel) -> VerifyResult:
     """Weights have no graph to run: they must come back equal to the bit."""
     stored, _ = read_weights(draft)
     own = trained.network.state_dict()
     if set(stored) != set(own) or not all(torch.equal(stored[key], own[key].cpu()) for key in own):
         raise ConvolveError(f"{draft}: the stored weights are not those of the network; nothing was written")
-    return Proof((), 0.0, True)
+    return VerifyResult((), 0.0, True)
 
 
-def _quantise(draft: Path, trained: Trained, card: Card, console: Console) -> tuple[float, float, int]:
+def _quantize(draft: Path, trained: TrainedModel, card: ModelMetadata, console: Console) -> tuple[float, float, int]:
     """Turn the draft into int8 and measure what it costs; accuracies before and after, and the images counted."""
-    material = open_material(trained, console)
+    material = open_run_data(trained, console)
     eight = draft.with_name(f"{draft.name}.int8")
     try:
-        quantise(draft, eight, card, training_pixels(material, trained.config.run.seed, CALIBRATION_IMAGES))
+        quantize(draft, eight, card, training_pixels(material, trained.config.run.seed, CALIBRATION_IMAGES))
         runner, _ = open_export("onnx", eight)
-        before, after, count = _accuracies(reference_runner(trained), runner, material)
-        if before - after > LARGEST_INT8_LOSS:
+        before, after, count = _accuracies(reference_predictor(trained), runner, material)
+        if before - after > MAX_INT8_LOSS:
             raise ConvolveError(
                 f"int8 costs {before - after:.2%} of accuracy ({before:.2%} to {after:.2%}), more than "
-                f"{LARGEST_INT8_LOSS:.0%}; nothing was written; export without --int8"
+                f"{MAX_INT8_LOSS:.0%}; nothing was written; export without --int8"
             )
         eight.replace(draft)
     finally:
@@ -199,10 +215,10 @@ def _quantise(draft: Path, trained: Trained, card: Card, console: Console) -> tu
     return before, after, count
 
 
-def _accuracies(one: Runner, other: Runner, material: Material) -> tuple[float, float, int]:
+def _accuracies(one: Predictor, other: Predictor, material: DataModule) -> tuple[float, float, int]:
     """Accuracy of two runners on every test image, and their number."""
     right, count = np.zeros(2), 0
-    for pixels, labels in each_test_batch(material):
+    for pixels, labels in iter_test_batches(material):
         right += [(runner(pixels).argmax(1) == labels).sum() for runner in (one, other)]
         count += len(labels)
     return float(right[0] / count), float(right[1] / count), count

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConvolveError, ExtraError
-from convolve.inference.metadata import CARD_KEY, Card
+from convolve.inference.metadata import METADATA_KEY, ModelMetadata
 
 
 class Classifier(nn.Module):
@@ -60,22 +60,22 @@ Pixels = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
 
 
-Runner = Callable[[Pixels], Logits]
+Predictor = Callable[[Pixels], Logits]
 
 
-LARGEST_BATCH = 4096
+MAX_BATCH = 4096
 
 
-_CARD_FILE = f"{CARD_KEY}.json"
+_METADATA_FILE = f"{METADATA_KEY}.json"
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One export format: the end of its files' names, how to write one, how to run one if it has a graph."""
 
     suffix: str
-    write: Callable[[Classifier, Card, Path], None]
-    open: Callable[[Path], tuple[Runner, Card]]
+    write: Callable[[Classifier, ModelMetadata, Path], None]
+    open: Callable[[Path], tuple[Predictor, ModelMetadata]]
     has_graph: bool = True
 
 
@@ -95,11 +95,11 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def trace(classifier: Classifier, card: Card) -> torch.export.ExportedProgram:
+def trace(classifier: Classifier, card: ModelMetadata) -> torch.export.ExportedProgram:
     """The classifier as a graph whose batch may have any size."""
     channels, height, width = card.transform.shape
     example = torch.zeros((2, height, width, channels), dtype=torch.uint8)
-    batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
+    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     return torch.export.export(classifier, (example,), dynamic_shapes=({0: batch},))
 
 
@@ -112,7 +112,7 @@ def require_onnx() -> None:
             raise ExtraError(f"--format onnx (module {module})", "export") from None
 
 
-def _write_onnx(classifier: Classifier, card: Card, path: Path) -> None:
+def _write_onnx(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
     require_onnx()
     program = torch.onnx.export(
         trace(classifier, card), dynamo=True, input_names=["pixels"], output_names=["logits"], verbose=False
@@ -123,7 +123,7 @@ def _write_onnx(classifier: Classifier, card: Card, path: Path) -> None:
     program.save(str(path), external_data=False)
 
 
-def _open_onnx(path: Path) -> tuple[Runner, Card]:
+def _open_onnx(path: Path) -> tuple[Predictor, ModelMetadata]:
     require_onnx()
     import onnxruntime
 
@@ -136,20 +136,20 @@ def _open_onnx(path: Path) -> tuple[Runner, Card]:
         (logits,) = session.run(["logits"], {"pixels": pixels})
         return np.asarray(logits, np.float32)
 
-    return run, _card_of(session.get_modelmeta().custom_metadata_map, path)
+    return run, _read_metadata(session.get_modelmeta().custom_metadata_map, path)
 
 
-def _write_pt2(classifier: Classifier, card: Card, path: Path) -> None:
-    torch.export.save(trace(classifier, card), path, extra_files={_CARD_FILE: card.to_json()})
+def _write_pt2(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
+    torch.export.save(trace(classifier, card), path, extra_files={_METADATA_FILE: card.to_json()})
 
 
-def _open_pt2(path: Path) -> tuple[Runner, Card]:
-    extra: dict[str, Any] = {_CARD_FILE: ""}
+def _open_pt2(path: Path) -> tuple[Predictor, ModelMetadata]:
+    extra: dict[str, Any] = {_METADATA_FILE: ""}
     program = torch.export.load(path, extra_files=extra)
-    return _torch_runner(program.module()), _card_of({CARD_KEY: extra[_CARD_FILE]}, path)
+    return _torch_predictor(program.module()), _read_metadata({METADATA_KEY: extra[_METADATA_FILE]}, path)
 
 
-def _write_aoti(classifier: Classifier, card: Card, path: Path) -> None:
+def _write_aoti(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     try:
@@ -167,32 +167,32 @@ def _write_aoti(classifier: Classifier, card: Card, path: Path) -> None:
         ) from error
 
 
-def _open_aoti(path: Path) -> tuple[Runner, Card]:
+def _open_aoti(path: Path) -> tuple[Predictor, ModelMetadata]:
     from torch._inductor import aoti_load_package
 
     package = aoti_load_package(str(path.resolve()))
-    return _torch_runner(package), _card_of(package.get_metadata(), path)
+    return _torch_predictor(package), _read_metadata(package.get_metadata(), path)
 
 
-def _write_safetensors(classifier: Classifier, card: Card, path: Path) -> None:
+def _write_safetensors(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in classifier.network.state_dict().items()}
     save_file(tensors, path, metadata=card.to_strings())
 
 
-def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], Card]:
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], ModelMetadata]:
     """Weights and card of an exported safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, _card_of(file.metadata() or {}, path)  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, _read_metadata(file.metadata() or {}, path)  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); export the run again") from None
 
 
-def _open_safetensors(path: Path) -> tuple[Runner, Card]:
+def _open_safetensors(path: Path) -> tuple[Predictor, ModelMetadata]:
     raise CheckpointError(f"{path}: holds weights without a graph; give the run, or an onnx, pt2 or aoti export")
 
 
-def _torch_runner(module: Callable[[torch.Tensor], torch.Tensor]) -> Runner:
+def _torch_predictor(module: Callable[[torch.Tensor], torch.Tensor]) -> Predictor:
     def run(pixels: Pixels) -> Logits:
         with torch.inference_mode():
             logits = module(torch.from_numpy(pixels))
@@ -201,27 +201,27 @@ def _torch_runner(module: Callable[[torch.Tensor], torch.Tensor]) -> Runner:
     return run
 
 
-def _card_of(strings: dict[str, str], path: Path) -> Card:
-    if not strings.get(CARD_KEY):
+def _read_metadata(strings: dict[str, str], path: Path) -> ModelMetadata:
+    if not strings.get(METADATA_KEY):
         raise CheckpointError(f"{path}: has no card of convolve in it; export the run with `convolve export`")
-    return Card.from_json(strings[CARD_KEY], str(path))
+    return ModelMetadata.from_json(strings[METADATA_KEY], str(path))
 
 
-FORMATS: dict[str, Format] = {
-    "onnx": Format(".onnx", _write_onnx, _open_onnx),
-    "pt2": Format(".pt2", _write_pt2, _open_pt2),
-    "aoti": Format(".aoti.pt2", _write_aoti, _open_aoti),
-    "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, has_graph=False),
+FORMATS: dict[str, ExportFormat] = {
+    "onnx": ExportFormat(".onnx", _write_onnx, _open_onnx),
+    "pt2": ExportFormat(".pt2", _write_pt2, _open_pt2),
+    "aoti": ExportFormat(".aoti.pt2", _write_aoti, _open_aoti),
+    "safetensors": ExportFormat(".safetensors", _write_safetensors, _open_safetensors, has_graph=False),
 }
 
 
-def write_export(name: str, classifier: Classifier, card: Card, path: Path) -> None:
+def write_export(name: str, classifier: Classifier, card: ModelMetadata, path: Path) -> None:
     """Write one file in a format."""
     with quiet():
         FORMATS[name].write(classifier, card, path)
 
 
-def open_export(name: str, path: Path) -> tuple[Runner, Card]:
+def open_export(name: str, path: Path) -> tuple[Predictor, ModelMetadata]:
     """A function from pixels to logits, and the card, from one file."""
     with quiet():
         return FORMATS[name].open(path)

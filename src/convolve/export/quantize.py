@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from convolve.export.formats import Pixels, quiet, require_onnx
-from convolve.inference.metadata import Card
+from convolve.inference.metadata import ModelMetadata
 
 CALIBRATION_IMAGES = 512
 
@@ -31,7 +31,7 @@ class _Reader:
         return None if batch is None else {"pixels": batch}
 
 
-def quantise(source: Path, target: Path, card: Card, images: Pixels) -> None:
+def quantize(source: Path, target: Path, card: ModelMetadata, images: Pixels) -> None:
     """Write the eight-bit form of an ONNX file, calibrated on the first images given."""
     require_onnx()
     import onnx

@@ -14,17 +14,17 @@ import numpy.typing as npt
 import torch
 
 from convolve.data.dataset import Images
-from convolve.data.image_io import read_picture
-from convolve.engine.evaluate import evaluating
+from convolve.data.image_io import read_image
+from convolve.engine.evaluate import eval_mode
 from convolve.errors import ConvolveError, DataError
 from convolve.files import replace_file
 from convolve.inference.gradcam import Heat, explain, paint
-from convolve.inference.metadata import Card, card_of
-from convolve.inference.preprocess import fit_picture
+from convolve.inference.metadata import ModelMetadata, metadata_of
+from convolve.inference.preprocess import fit_image
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.models.network import Network
-from convolve.runs.load import Trained, choose_checkpoint, load_trained
+from convolve.runs.load import TrainedModel, choose_checkpoint, load_trained
 
 BATCH = 256
 
@@ -48,7 +48,7 @@ class PredictReport:
     failures: dict[str, str]
 
 
-def list_pictures(paths: Iterable[Path]) -> list[Path]:
+def list_images(paths: Iterable[Path]) -> list[Path]:
     """The files named, and those inside folders named, in a fixed order."""
     found: list[Path] = []
     for path in paths:
@@ -73,7 +73,7 @@ def predict(
     """
     trained = load_trained(choose_checkpoint(run))
     trained = replace(trained, network=fold_batch_norms(trained.network))
-    pictures = list_pictures(paths)
+    pictures = list_images(paths)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []
     for start in range(0, len(pictures), BATCH):
@@ -88,21 +88,21 @@ def predict(
 
 
 def _read(
-    paths: list[Path], trained: Trained, invert: bool | None, failures: dict[str, str]
+    paths: list[Path], trained: TrainedModel, invert: bool | None, failures: dict[str, str]
 ) -> dict[Path, npt.NDArray[np.uint8]]:
-    card = card_of(trained)
+    card = metadata_of(trained)
     inputs = {}
     for path in paths:
         try:
-            inputs[path] = fit_picture(read_picture(path, channels=card.transform.channels), card, invert)
+            inputs[path] = fit_image(read_image(path, channels=card.transform.channels), card, invert)
         except DataError as error:
             failures[str(path)] = str(error)
     return inputs
 
 
-def _classify(trained: Trained, pixels: torch.Tensor) -> torch.Tensor:
+def _classify(trained: TrainedModel, pixels: torch.Tensor) -> torch.Tensor:
     where = next(trained.network.parameters()).device
-    with evaluating(trained.network):
+    with eval_mode(trained.network):
         shares: torch.Tensor = trained.network(trained.transform(pixels.to(where))).softmax(dim=1).cpu()
     return shares
 
@@ -115,7 +115,7 @@ def _describe(classes: tuple[str, ...], path: Path, row: torch.Tensor, explained
 
 
 def _explain(
-    trained: Trained, inputs: dict[Path, npt.NDArray[np.uint8]], shares: torch.Tensor, folder: Path
+    trained: TrainedModel, inputs: dict[Path, npt.NDArray[np.uint8]], shares: torch.Tensor, folder: Path
 ) -> list[str]:
     """Write one Grad-CAM picture for each input, and return their paths; equal names get a number."""
     where = next(trained.network.parameters()).device
@@ -138,19 +138,19 @@ def _free_name(folder: Path, stem: str) -> Path:
     return next(path for path in names if not path.exists())
 
 
-Shares = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Model:
+class ServableModel:
     """One version of one named network. `version` is the name of its checkpoint."""
 
     name: str
     version: str
-    card: Card
+    card: ModelMetadata
     network: Network
 
-    def classify(self, pixels: Images) -> Shares:
+    def classify(self, pixels: Images) -> Probabilities:
         """Probabilities [N, classes] of images [N, H, W, C]."""
         with torch.inference_mode():
             logits = self.network(self.card.transform(self._place(pixels)))
@@ -171,7 +171,7 @@ class Model:
         return torch.from_numpy(pixels).to(next(self.network.parameters()).device)
 
 
-Reload = Callable[[str | None], Model | None]
+Reload = Callable[[str | None], ServableModel | None]
 
 
 """Given the version in service, the model that should take its place, or None if that is still the right one."""

@@ -15,19 +15,19 @@ from typing import Any
 from convolve import __version__
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError
-from convolve.runs.load import Trained
+from convolve.runs.load import TrainedModel
 
 FORMAT = 1
 
 
-CARD_KEY = "convolve"
+METADATA_KEY = "convolve"
 
 
 _FITS = ("digit", "photo")
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelMetadata:
     """Names and numbers that belong to the weights of one network."""
 
     model: str
@@ -45,7 +45,7 @@ class Card:
         """The card for readers without JSON: plain strings, the class names one to a line."""
         channels, height, width = self.transform.shape
         return {
-            CARD_KEY: self.to_json(),
+            METADATA_KEY: self.to_json(),
             "classes": "\n".join(" ".join(name.split()) for name in self.classes),
             "shape": f"{height} {width} {channels}",
             "fit": self.fit,
@@ -53,7 +53,7 @@ class Card:
         }
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> "Card":
+    def from_json(cls, text: str, where: str) -> "ModelMetadata":
         """The card in a text; `where` is the file, as a message should name it."""
         try:
             stored: Mapping[str, Any] = json.loads(text)
@@ -78,9 +78,9 @@ def choose_fit(transform: Transform) -> str:
     return "digit" if transform.channels == 1 and transform.height == transform.width else "photo"
 
 
-def card_of(trained: Trained) -> Card:
+def metadata_of(trained: TrainedModel) -> ModelMetadata:
     """The card of a trained network."""
-    return Card(
+    return ModelMetadata(
         trained.config.model.model,
         trained.classes,
         trained.transform,

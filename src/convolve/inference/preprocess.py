@@ -7,9 +7,9 @@ import numpy as np
 from PIL import Image
 
 from convolve.data.dataset import Images
-from convolve.data.transforms.augment import centre_box
+from convolve.data.transforms.augment import center_box
 from convolve.data.transforms.normalize import Transform
-from convolve.inference.metadata import Card
+from convolve.inference.metadata import ModelMetadata
 
 _LUMA = np.array((299, 587, 114), np.int64)
 
@@ -17,7 +17,7 @@ _LUMA = np.array((299, 587, 114), np.int64)
 _INK_BOX = 20 / 28  # MNIST keeps the ink in 20 of 28 pixels
 
 
-_FAINTEST_INK = 0.3
+_MIN_INK = 0.3
 
 
 def fit_digit(image: Images, size: int, invert: bool | None) -> Images:
@@ -29,7 +29,7 @@ def fit_digit(image: Images, size: int, invert: bool | None) -> Images:
     Args:
         invert: whether the ink is darker than the paper; None: found out from the border.
     """
-    grey = _to_grey(image)
+    grey = _to_gray(image)
     dark_on_light = _is_dark_on_light(grey) if invert is None else invert
     if grey.shape == (size, size) and not dark_on_light:
         return grey[..., np.newaxis]
@@ -37,7 +37,7 @@ def fit_digit(image: Images, size: int, invert: bool | None) -> Images:
     return _place(_scale(_crop(ink), round(size * _INK_BOX)), size)[..., np.newaxis]
 
 
-def _to_grey(image: Images) -> Images:
+def _to_gray(image: Images) -> Images:
     if image.shape[2] == 1:
         return image[..., 0]
     return ((image.astype(np.int64) @ _LUMA + 500) // 1000).astype(np.uint8)
@@ -72,7 +72,7 @@ def _lift_ink(grey: Images) -> Images:
 
 def _crop(ink: Images) -> Images:
     """The box around the ink; paper grain, as seen at the border, does not count as ink."""
-    faintest = min(2.0 * float(np.percentile(_border(ink), 95)), _FAINTEST_INK * float(ink.max()))
+    faintest = min(2.0 * float(np.percentile(_border(ink), 95)), _MIN_INK * float(ink.max()))
     rows, columns = np.nonzero(ink > faintest)
     if not len(rows):
         return ink
@@ -108,7 +108,7 @@ def _place(ink: Images, size: int) -> Images:
     return canvas
 
 
-def fit_picture(picture: Images, card: Card, invert: bool | None = None) -> Images:
+def fit_image(picture: Images, card: ModelMetadata, invert: bool | None = None) -> Images:
     """A picture [H, W, C] in the size of the network's input.
 
     Args:
@@ -124,7 +124,7 @@ def fit_photo(picture: Images, transform: Transform) -> Images:
     resized. A picture that has the size of the input already is returned as it is."""
     if picture.shape[:2] == (transform.height, transform.width):
         return picture
-    top, left, tall, wide = centre_box(picture.shape[:2], transform.crop_share)
+    top, left, tall, wide = center_box(picture.shape[:2], transform.crop_share)
     part = picture[top : top + tall, left : left + wide]
     image = Image.fromarray(part[..., 0] if transform.channels == 1 else part)
     small = image.resize((transform.width, transform.height), Image.Resampling.BILINEAR)

@@ -31,7 +31,7 @@ def can_run(x: Tensor, weight: Tensor) -> bool:
     return binding.are_plain(x, weight) and x.shape[1] == len(weight) and x.numel() > len(weight) and load() is not None
 
 
-def normalise(
+def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: Activation = "none"
 ) -> tuple[Tensor, Tensor]:
     """The images, normalised by their own statistics and activated; and each channel's mean and unbiased variance."""

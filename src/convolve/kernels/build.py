@@ -62,13 +62,13 @@ def load(package: str, file: str, options: tuple[str, ...] = ()) -> Library | st
         return "no native code on Windows"
     source = resources.files(package).joinpath(file).read_bytes()
     try:
-        source = _put_headers_in_place(source, file, package, set())
-        path = device.cache_folder() / "native" / f"{Path(file).stem}-{_key_of(source, options)}.so"
-        _make_private(path.parent)
+        source = _inline_headers(source, file, package, set())
+        path = device.cache_folder() / "native" / f"{Path(file).stem}-{_cache_key(source, options)}.so"
+        _require_private(path.parent)
         if not path.exists():
             _compile(source, options, path)
         return Library(path, ctypes.CDLL(str(path)))
-    except (OSError, subprocess.SubprocessError, _NotMadeError) as error:
+    except (OSError, subprocess.SubprocessError, _BuildError) as error:
         # Also a library of another machine in a shared cache, or a damaged one.
         return " ".join(str(error).split())
 
@@ -88,17 +88,17 @@ def torch_threads() -> int | None:
     return None
 
 
-class _NotMadeError(Exception):
+class _BuildError(Exception):
     """Why there is no library."""
 
 
-def _key_of(source: bytes, options: tuple[str, ...]) -> str:
+def _cache_key(source: bytes, options: tuple[str, ...]) -> str:
     """What a library depends on, as a name: its whole source, the CPU and the compiler's options."""
     facts = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS, *options])
     return hashlib.sha256(source + facts.encode()).hexdigest()[:16]
 
 
-def _put_headers_in_place(source: bytes, file: str, package: str, seen: set[str]) -> bytes:
+def _inline_headers(source: bytes, file: str, package: str, seen: set[str]) -> bytes:
     """A source with the headers of its package where it includes them, each once.
 
     The compiler is told where every line comes from, so that it names a file and a line that exist.
@@ -111,27 +111,27 @@ def _put_headers_in_place(source: bytes, file: str, package: str, seen: set[str]
         seen.add(name)
         header = resources.files(package).joinpath(name)
         if not header.is_file():
-            raise _NotMadeError(f"{file} includes {name}, which {package} does not have")
-        text = _put_headers_in_place(header.read_bytes(), name, package, seen)
+            raise _BuildError(f"{file} includes {name}, which {package} does not have")
+        text = _inline_headers(header.read_bytes(), name, package, seen)
         next_line = source.count(b"\n", 0, include.start()) + 2
         return f'#line 1 "{name}"\n'.encode() + text + f'\n#line {next_line} "{file}"'.encode()
 
     return _INCLUDE.sub(replace, source)
 
 
-def _make_private(folder: Path) -> None:
+def _require_private(folder: Path) -> None:
     """What is loaded from here runs as the user, so nobody else may write here."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.stat()
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _NotMadeError(f"{folder}: others may write there")
+        raise _BuildError(f"{folder}: others may write there")
 
 
 def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
     """Compile into a file of our own first: other processes see the whole library or none."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
-        raise _NotMadeError("no C compiler")
+        raise _BuildError("no C compiler")
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         draft = Path(scratch) / path.name
         done = subprocess.run(
@@ -142,5 +142,5 @@ def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
             check=False,
         )
         if done.returncode:
-            raise _NotMadeError(f"{compiler} failed: {done.stderr.decode(errors='replace'):.200}")
+            raise _BuildError(f"{compiler} failed: {done.stderr.decode(errors='replace'):.200}")
         draft.replace(path)

@@ -34,7 +34,7 @@ _SIGNATURES = Signatures(
 )
 
 
-MOST_CHANNELS = 4095  # the C file counts them in twelve bits
+MAX_CHANNELS = 4095  # the C file counts them in twelve bits
 
 
 class Geometry(NamedTuple):
@@ -50,7 +50,7 @@ class Geometry(NamedTuple):
         return height, width
 
 
-class Plan(NamedTuple):
+class ConvPoolLayout(NamedTuple):
     """What a pass over tensors of some shapes needs: their sizes for the C file, and memory."""
 
     sizes: Any
@@ -69,13 +69,13 @@ def can_run(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
         binding.are_plain(x, weight)
         and len(x) > 0
         and x.shape[1] == weight.shape[1]
-        and len(weight) <= MOST_CHANNELS
+        and len(weight) <= MAX_CHANNELS
         and min(geometry.pooled(x.shape, weight.shape)) > 0
         and load() is not None
     )
 
 
-def convolve_pool_rectify(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """relu(max_pool2d(conv2d(x, weight, bias), 2)); to be asked only what it can run."""
     assert can_run(x, weight, geometry), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
     if bias is None:
@@ -127,9 +127,9 @@ def load(*options: str) -> Kernel | None:
 
 
 @lru_cache(maxsize=64)
-def _plan(image: torch.Size, weight: torch.Size, geometry: Geometry, threads: int) -> Plan:
+def _plan(image: torch.Size, weight: torch.Size, geometry: Geometry, threads: int) -> ConvPoolLayout:
     count, channels, height, width = image
     outputs, _, *sides = weight
     pooled = geometry.pooled(image, weight)
     sizes = _Sizes(count, height, width, channels, outputs, *sides, *geometry.padding, *pooled)
-    return Plan(sizes, pooled, threads, binding.require(load()).scratch(sizes, threads))
+    return ConvPoolLayout(sizes, pooled, threads, binding.require(load()).scratch(sizes, threads))

@@ -27,13 +27,13 @@ from convolve.kernels import build
 _GROUP = 4  # as in resize.c
 
 
-_MOST_BITS = 22
+_MAX_BITS = 22
 
 
 _upsample = torch.ops.aten._upsample_bilinear2d_aa.out
 
 
-class Job(NamedTuple):
+class ResizeJob(NamedTuple):
     """A picture [h, w, 3] that is to fill `target` [H, W, 3], which is dense, mirrored from left to right if so."""
 
     pixels: npt.NDArray[np.uint8]
@@ -41,7 +41,7 @@ class Job(NamedTuple):
     flip: bool
 
 
-Resize: TypeAlias = Callable[[Sequence[Job]], None]
+Resize: TypeAlias = Callable[[Sequence[ResizeJob]], None]
 
 
 class Axis(NamedTuple):
@@ -64,7 +64,7 @@ def plan_axis(inputs: int, outputs: int, *, mirrored: bool) -> Axis:
     weights[taps >= counts[:, None]] = 0
     weights /= np.cumsum(weights, axis=1)[:, -1:]  # added from left to right, as torch does
     largest = float(weights.max())
-    bits = next(bits for bits in range(_MOST_BITS + 1) if bits == _MOST_BITS or _is_full(largest, bits + 1))
+    bits = next(bits for bits in range(_MAX_BITS + 1) if bits == _MAX_BITS or _is_full(largest, bits + 1))
     integers = (0.5 + weights * (1 << bits)).astype(np.int64)
     if mirrored:
         low = inputs - low - len(taps)
@@ -84,12 +84,12 @@ def _keep_inside(weights: npt.NDArray[np.int64], low: npt.NDArray[np.int64]) -> 
     return weights, np.maximum(low, 0)
 
 
-def resize(jobs: Sequence[Job]) -> None:
+def resize(jobs: Sequence[ResizeJob]) -> None:
     """Do all jobs; in native code, other Python threads go on meanwhile."""
     (_load() or resize_by_torch)(jobs)
 
 
-def resize_by_torch(jobs: Sequence[Job]) -> None:
+def resize_by_torch(jobs: Sequence[ResizeJob]) -> None:
     """The same without a compiler."""
     for pixels, target, flip in jobs:
         part = torch.from_numpy(pixels)
@@ -108,7 +108,7 @@ def bind(library: build.Library) -> Resize:
     """The native form in a compiled library."""
     call = library.function("convolve_resize", (ctypes.c_void_p, ctypes.c_int))
 
-    def resize_natively(jobs: Sequence[Job]) -> None:
+    def resize_natively(jobs: Sequence[ResizeJob]) -> None:
         fields = array("q")
         plans: list[tuple[npt.NDArray[np.int32], int]] = []  # held while native code reads them
         for pixels, target, flip in jobs:

@@ -26,7 +26,7 @@ _SIGNATURE = (
 
 
 @dataclass(frozen=True)
-class Kernel:
+class RoundingKernel:
     """A compiled kernel, ready to be called."""
 
     call: Callable[..., int]
@@ -38,12 +38,12 @@ class Kernel:
 
 
 @cache
-def load() -> Kernel | None:
+def load() -> RoundingKernel | None:
     """The kernel for this CPU; None where it cannot be compiled."""
     library = _library()
     if isinstance(library, str):
         return None
-    return Kernel(library.function("convolve_round", _SIGNATURE), build.torch_threads())
+    return RoundingKernel(library.function("convolve_round", _SIGNATURE), build.torch_threads())
 
 
 def describe() -> str:

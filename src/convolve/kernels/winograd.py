@@ -16,11 +16,11 @@ from torch.nn import functional
 from convolve.kernels import binding
 from convolve.kernels.binding import LONG, POINTER, Kernel, Signatures, addresses, dense
 
-SPOTS = 36
+TILE_POINTS = 36
 
 
 # Images whose tiles would reach far over their edges are left to PyTorch.
-LEAST_USED = 0.6
+MIN_USED_FRACTION = 0.6
 
 
 _G = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6]]
@@ -60,7 +60,7 @@ def suits_image(x: Tensor) -> bool:
     """Whether a batch is of the kind and the size for which this pays."""
     height, width = x.shape[-2:]
     covered = 16 * -(-height // 4) * -(-width // 4)
-    return x.dtype == torch.float32 and x.device.type == "cpu" and height * width >= LEAST_USED * covered
+    return x.dtype == torch.float32 and x.device.type == "cpu" and height * width >= MIN_USED_FRACTION * covered
 
 
 def convolve(x: Tensor, weight: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _differentiate_filters(x: Tensor, dy: Tensor) -> Tensor:
     sizes = _Sizes(images, height, width, inputs, outputs)
     panel = kernel.constant("winograd_panel")
     count = -(-outputs // panel)
-    d = torch.empty(SPOTS, count * inputs * panel)
+    d = torch.empty(TILE_POINTS, count * inputs * panel)
     scratch = _find_scratch(kernel.scratch(sizes, threads))
     kernel.backward(sizes, *addresses(x, dy, d, scratch), threads, kernel.parallel)
     columns = (_filter_matrix().T @ d).view(9, count, inputs, panel)

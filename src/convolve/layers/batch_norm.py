@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convolve.device import widest_float
+from convolve.device import accumulation_dtype
 from convolve.kernels import batch_norm
-from convolve.layers.hooks import is_watched
+from convolve.layers.hooks import has_hooks
 
-Add = Callable[[Tensor], Tensor]
+SumFn = Callable[[Tensor], Tensor]
 
 
-WORTHWHILE = 1 << 15  # elements from which native code is quicker
+MIN_NATIVE_ELEMENTS = 1 << 15  # elements from which native code is quicker
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -42,7 +42,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps=eps, momentum=momentum)
         self.counting = True
-        self._span: tuple[int, Add] | None = None
+        self._span: tuple[int, SumFn] | None = None
         self._seen = 0
         self._passes = 0.0
         self._sums: Tensor | None = None
@@ -63,12 +63,17 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def activate(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
         """Normalise in training, and activate, in native code."""
-        out, found = batch_norm.normalise(x, self.weight, self.bias, self.eps, activation)
+        out, found = batch_norm.normalize(x, self.weight, self.bias, self.eps, activation)
         self._count(x, found, 1.0)
         return out
 
     def _suits_native(self, x: Tensor) -> bool:
-        return self.native and self._span is None and x.numel() >= WORTHWHILE and batch_norm.can_run(x, self.weight)
+        return (
+            self.native
+            and self._span is None
+            and x.numel() >= MIN_NATIVE_ELEMENTS
+            and batch_norm.can_run(x, self.weight)
+        )
 
     def _count(self, x: Tensor, found: Tensor, share: float) -> None:
         """Add statistics up for `settle`."""
@@ -79,7 +84,7 @@ class BatchNorm2d(nn.BatchNorm2d):
             self._seen += len(x)
             self._passes += share
 
-    def join(self, replicas: int, add: Add) -> None:
+    def join(self, replicas: int, add: SumFn) -> None:
         """From now on see the micro batches of this many replicas as one; `add` sums a tensor up over them."""
         self._span = (replicas, add)
 
@@ -89,17 +94,17 @@ class BatchNorm2d(nn.BatchNorm2d):
         out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
         return out, found, 1.0
 
-    def _normalise_in_span(self, x: Tensor, replicas: int, add: Add) -> tuple[Tensor, Tensor, float]:
+    def _normalise_in_span(self, x: Tensor, replicas: int, add: SumFn) -> tuple[Tensor, Tensor, float]:
         """The same over a span, in which each replica makes its share of one pass."""
         with torch.no_grad():
-            wide = x.to(widest_float(x.device))
+            wide = x.to(accumulation_dtype(x.device))
             sums = wide.sum(dim=(0, 2, 3)), wide.square_().sum(dim=(0, 2, 3))
             total = add(torch.cat((*sums, sums[0].new_tensor([x.numel() // self.num_features]))))
             mean, square = (total[:-1] / total[-1]).view(2, -1)
             variance = (square - mean * mean).clamp_min_(0)
             unbiased = variance * (total[-1] / (total[-1] - 1).clamp_min(1))
         centre, spread = mean.float(), variance.float()
-        through = _ThroughStatistics.apply(x, centre, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
+        through = _SyncStatistics.apply(x, centre, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
         out = functional.batch_norm(through, centre, spread, self.weight, self.bias, False, 0.0, self.eps)
         return out, torch.stack((centre, unbiased.float())), 1 / replicas
 
@@ -124,20 +129,20 @@ class BatchNorm2d(nn.BatchNorm2d):
 ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 
 
-def normalise_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
+def normalize_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
     """activation(norm(x)); at once where native code has the pair, and nobody looks at either."""
     kind = ACTIVATIONS.get(type(activation))
-    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not any(map(is_watched, (norm, activation))):
+    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not any(map(has_hooks, (norm, activation))):
         return norm.activate(x, kind)
     out: Tensor = activation(norm(x))
     return out
 
 
-class _ThroughStatistics(torch.autograd.Function):
+class _SyncStatistics(torch.autograd.Function):
     """The identity; its backward pass adds what flows through the statistics of a span."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: Add) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: SumFn) -> Tensor:
         ctx.save_for_backward(x, mean, (variance + eps).rsqrt())
         ctx.count, ctx.add = count, add
         return x.view_as(x)
@@ -146,7 +151,7 @@ class _ThroughStatistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         g, (x, mean, scale) = grads[0], ctx.saved_tensors
         y = (x - mean[:, None, None]).mul_(scale[:, None, None])
-        wide = widest_float(g.device)
+        wide = accumulation_dtype(g.device)
         local = torch.stack([one.sum(dim=(0, 2, 3), dtype=wide) for one in (g, g * y)])
         plain, along = (ctx.add(local) / ctx.count).float()
         return g - plain[:, None, None] - y.mul_(along[:, None, None]), None, None, None, None, None

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convolve.layers.batch_norm import normalise_and_activate
-from convolve.layers.norm import Norms
+from convolve.layers.batch_norm import normalize_and_activate
+from convolve.layers.norm import NormFactory
 
 Activation = Callable[[], nn.Module]
 
@@ -48,13 +48,13 @@ class ConvNorm(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Apply them in order, the last two at once where that can be."""
         conv, norm, activation = self
-        return normalise_and_activate(norm, activation, conv(x))
+        return normalize_and_activate(norm, activation, conv(x))
 
 
 def conv_norm(
     channels: tuple[int, int],
     kernel: int,
-    norms: Norms,
+    norms: NormFactory,
     *,
     stride: int = 1,
     groups: int = 1,

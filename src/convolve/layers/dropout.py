@@ -42,7 +42,7 @@ class Position(NamedTuple):
     first: int
 
 
-class Chance:
+class KeyedRNG:
     """The source of random numbers that all random layers of one network share.
 
     `position` may be read before a forward pass and given back to `move` later, which is what a recomputation of that
@@ -70,7 +70,7 @@ class Chance:
 class KeyedDropout(nn.Module):
     """Dropout whose mask depends on sample, step and place only; values that are kept grow by 1 / (1 - rate)."""
 
-    def __init__(self, rate: float, place: str, chance: Chance) -> None:
+    def __init__(self, rate: float, place: str, chance: KeyedRNG) -> None:
         super().__init__()
         if not 0 <= rate < 1:
             raise ConfigError(f"dropout rate {rate} at {place}: must be at least 0 and below 1")
@@ -92,12 +92,12 @@ class KeyedDropout(nn.Module):
 
 def _hash(a: Tensor, b: Tensor, columns: int) -> Tensor:
     element = torch.arange(columns, dtype=torch.int32, device=a.device)
-    x = _scramble(element, torch.zeros_like(element)) ^ a
-    x = _scramble(x, b)
+    x = _mix_bits(element, torch.zeros_like(element)) ^ a
+    x = _mix_bits(x, b)
     return x.bitwise_right_shift_(8).to(torch.float32).mul_(2.0**-24).add_(0.5)
 
 
-def _scramble(x: Tensor, b: Tensor) -> Tensor:
+def _mix_bits(x: Tensor, b: Tensor) -> Tensor:
     spare = torch.empty_like(x)
     _fold(x, 16, spare)
     x.mul_(_FIRST)
@@ -119,7 +119,7 @@ class StochasticDepth(nn.Module):
     Branches that stay grow by 1 / survival, so that nothing has to be scaled in evaluation.
     """
 
-    def __init__(self, survival: float, place: str, chance: Chance) -> None:
+    def __init__(self, survival: float, place: str, chance: KeyedRNG) -> None:
         super().__init__()
         self.survival = survival
         self.place = place

@@ -83,11 +83,11 @@ def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:
         before = graph.source(before)
     earlier, later = graph.module(before), graph.module(graph.user(node))
     if isinstance(earlier, nn.Conv2d):
-        _give(earlier, earlier.weight * scale[:, None, None, None], _bias(earlier) * scale + shift)
+        _set_bias(earlier, earlier.weight * scale[:, None, None, None], _bias(earlier) * scale + shift)
         return True
     if isinstance(later, nn.Conv2d) and later.groups == 1 and later.padding in ((0, 0), "valid"):
         moved = torch.einsum("oihw,i->o", later.weight.double(), shift)
-        _give(later, later.weight * scale[None, :, None, None], _bias(later) + moved)
+        _set_bias(later, later.weight * scale[None, :, None, None], _bias(later) + moved)
         return True
     return False
 
@@ -106,7 +106,7 @@ def _bias(conv: nn.Conv2d) -> Tensor:
     return conv.weight.new_zeros(conv.out_channels).double() if conv.bias is None else conv.bias.double()
 
 
-def _give(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
+def _set_bias(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
     kind = conv.weight.dtype
     conv.weight = nn.Parameter(weight.to(kind), requires_grad=False)
     conv.bias = nn.Parameter(bias.to(kind), requires_grad=False)

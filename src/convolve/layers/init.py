@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from convolve.errors import ConfigError
-from convolve.rng import mix
+from convolve.rng import hash_key
 
 
 class Fans(NamedTuple):
@@ -32,10 +32,10 @@ class Fans(NamedTuple):
     fan_out: int
 
 
-Fill = Callable[[Tensor, Fans, Generator], object]
+InitFn = Callable[[Tensor, Fans, Generator], object]
 
 
-class Rule(Protocol):
+class InitRule(Protocol):
     """Fills one parameter; `name` is its full name and `owner` the layer that it belongs to."""
 
     def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
@@ -43,7 +43,7 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class SelfFilling(Protocol):
+class SelfInit(Protocol):
     """A layer that knows the initial values of its own parameters."""
 
     def fill_first(self, kind: str, values: Tensor) -> None:
@@ -88,22 +88,22 @@ def zeros(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Layerwise:
+class PerLayerInit:
     """The rule of most networks: one way for each kind of layer; norms begin as the identity.
 
     A norm with a `first_gamma` begins with that gamma, and a layer with `fill_first(kind, values)` fills itself.
     """
 
-    conv: Fill
-    linear: Fill
-    bias: Fill
+    conv: InitFn
+    linear: InitFn
+    bias: InitFn
 
     def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
         """Fill one parameter of a convolution, a dense layer or a norm."""
         kind = name.rpartition(".")[2]
         if isinstance(owner, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
             values.fill_(getattr(owner, "first_gamma", 1.0) if kind == "weight" else 0.0)
-        elif isinstance(owner, SelfFilling):
+        elif isinstance(owner, SelfInit):
             owner.fill_first(kind, values)
         elif isinstance(owner, nn.Conv2d | nn.Linear):
             weight = self.conv if isinstance(owner, nn.Conv2d) else self.linear
@@ -120,11 +120,11 @@ def measure_fans(layer: nn.Conv2d | nn.Linear) -> Fans:
 
 
 @torch.no_grad()
-def initialise(network: nn.Module, seed: int, rule: Rule) -> None:
+def initialize(network: nn.Module, seed: int, rule: InitRule) -> None:
     """Fill every parameter and buffer of a network whose memory may hold anything."""
     for path, owner in network.named_modules():
         for kind, values in owner.named_parameters(path, recurse=False):
-            rule(kind, owner, values, torch.Generator().manual_seed(mix(seed, "init", kind)))
+            rule(kind, owner, values, torch.Generator().manual_seed(hash_key(seed, "init", kind)))
         if any(True for _ in owner.buffers(recurse=False)):
             _reset_buffers(path, owner)
 

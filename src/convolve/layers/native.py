@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from convolve.kernels import batch_norm, conv_pool, depthwise, winograd
 from convolve.kernels.binding import are_plain
-from convolve.kernels.conv_pool import Geometry, convolve_pool_rectify
+from convolve.kernels.conv_pool import Geometry, conv_pool_relu
 from convolve.layers.batch_norm import BatchNorm2d
 
 
@@ -84,8 +84,8 @@ def use_native_layers(network: nn.Module) -> list[str]:
 
     Layers are replaced by ones that share their parameters.
     """
-    fused = fuse_pools(network) + use_native_norms(network)
-    found = {name: kind for name, module in network.named_modules() if (kind := _find_kind(module))}
+    fused = fuse_conv_pool_relu(network) + use_native_norms(network)
+    found = {name: kind for name, module in network.named_modules() if (kind := _native_class(module))}
     for name, kind in found.items():
         parent, _, last = name.rpartition(".")
         owner = network.get_submodule(parent)
@@ -93,7 +93,7 @@ def use_native_layers(network: nn.Module) -> list[str]:
     return fused + list(found)
 
 
-def _find_kind(module: nn.Module) -> type[nn.Conv2d] | None:
+def _native_class(module: nn.Module) -> type[nn.Conv2d] | None:
     """The native layer that computes what a module does."""
     if type(module) is not nn.Conv2d or module.dilation != (1, 1) or module.padding_mode != "zeros":
         return None
@@ -112,11 +112,11 @@ def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias[:, None, None]
 
 
-def fuse_pools(network: nn.Module) -> list[str]:
+def fuse_conv_pool_relu(network: nn.Module) -> list[str]:
     """Let native code do every convolution with pool and ReLU that it can; returns the names of their blocks."""
     if not isinstance(network, Blocks):
         return []
-    trios = find_trios(network.blocks)
+    trios = find_conv_pool_relu(network.blocks)
     if not trios or conv_pool.load() is None:
         return []
     for trio in trios:
@@ -138,12 +138,12 @@ def _run_fused(blocks: Sequence[nn.Module], x: Tensor) -> Tensor | None:
     conv, pool, _ = blocks
     assert isinstance(conv, nn.Conv2d) and isinstance(pool, nn.MaxPool2d), "blocks were looked at before"
     geometry = Geometry(as_pair(conv.padding), pool.ceil_mode)
-    if not conv_pool.can_run(x, conv.weight, geometry) or _is_observed():
+    if not conv_pool.can_run(x, conv.weight, geometry) or _is_traced():
         return None
-    return convolve_pool_rectify(x, conv.weight, conv.bias, geometry)
+    return conv_pool_relu(x, conv.weight, conv.bias, geometry)
 
 
-def _is_observed() -> bool:
+def _is_traced() -> bool:
     """Whether operations are recorded, or computed in another format, as they pass."""
     return (
         torch.compiler.is_compiling()
@@ -153,16 +153,16 @@ def _is_observed() -> bool:
     )
 
 
-Trio = tuple[str, str, str]
+ConvPoolReLU = tuple[str, str, str]
 
 
-def find_trios(blocks: Mapping[str, nn.Module]) -> list[Trio]:
+def find_conv_pool_relu(blocks: Mapping[str, nn.Module]) -> list[ConvPoolReLU]:
     """The names of such blocks, in order."""
     names = list(blocks)
     return [
         trio
         for trio in zip(names, names[1:], names[2:], strict=False)
-        if _belong_together(*(blocks[name] for name in trio))
+        if _is_conv_pool_relu(*(blocks[name] for name in trio))
     ]
 
 
@@ -174,8 +174,8 @@ def as_pair(value: object) -> tuple[int, int]:
     return value
 
 
-def _belong_together(conv: nn.Module, pool: nn.Module, act: nn.Module) -> bool:
-    return _is_plain_convolution(conv) and _halves(pool) and type(act) is nn.ReLU
+def _is_conv_pool_relu(conv: nn.Module, pool: nn.Module, act: nn.Module) -> bool:
+    return _is_plain_convolution(conv) and _is_2x2_pool(pool) and type(act) is nn.ReLU
 
 
 def _is_plain_convolution(conv: nn.Module) -> bool:
@@ -189,7 +189,7 @@ def _is_plain_convolution(conv: nn.Module) -> bool:
     )
 
 
-def _halves(pool: nn.Module) -> bool:
+def _is_2x2_pool(pool: nn.Module) -> bool:
     return (
         type(pool) is nn.MaxPool2d
         and as_pair(pool.kernel_size) == as_pair(pool.stride) == (2, 2)

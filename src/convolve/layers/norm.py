@@ -22,7 +22,7 @@ QUANTILES = 200
 
 
 @dataclass(frozen=True)
-class Norms:
+class NormFactory:
     """Makes the norms of one network.
 
     `clip` allows fewer groups where there are fewer channels. `proxy_epsilon` is None where there is no proxy norm.

@@ -44,7 +44,7 @@ class TrainRecord:
 
 
 @dataclass(frozen=True)
-class ValidRecord:
+class ValidationRecord:
     """One validation; `checkpoint` is the name of its folder, `accuracy` a share of 1, `samples` the images counted."""
 
     checkpoint: str
@@ -76,7 +76,7 @@ class RunInfo:
     setup_seconds: float = 0.0
 
 
-def describe_train(record: TrainRecord) -> str:
+def format_train(record: TrainRecord) -> str:
     """A log point as one line of text."""
     parts = [f"step {record.step}", f"epoch {record.epoch:.2f}"]
     if record.loss is not None:
@@ -92,7 +92,7 @@ def describe_train(record: TrainRecord) -> str:
     return ", ".join(parts)
 
 
-def describe_valid(record: ValidRecord) -> str:
+def format_validation(record: ValidationRecord) -> str:
     """A validation as one line of text."""
     return (
         f"validation of {record.checkpoint}, epoch {record.epoch:.2f}, loss {record.loss:.4f}, "
@@ -101,7 +101,7 @@ def describe_valid(record: ValidRecord) -> str:
     )
 
 
-def describe_event(kind: str, facts: Mapping[str, Any]) -> str:
+def format_event(kind: str, facts: Mapping[str, Any]) -> str:
     """An event as one line of text."""
     return ", ".join([kind, *(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())])
 
@@ -126,7 +126,7 @@ def timestamp() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-class Writer(Protocol):
+class Logger(Protocol):
     """Something that a run tells what happens."""
 
     def start(self, run: RunInfo) -> None:
@@ -135,7 +135,7 @@ class Writer(Protocol):
     def train(self, record: TrainRecord) -> None:
         """A log point of training was reached."""
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """A validation is done."""
 
     def event(self, kind: str, **facts: object) -> None:
@@ -145,10 +145,10 @@ class Writer(Protocol):
         """Nothing more will come."""
 
 
-class Writers:
+class LoggerGroup:
     """Many writers as one; with none of them it is what a run without logs has. Closes them as a context manager."""
 
-    def __init__(self, writers: Sequence[Writer]) -> None:
+    def __init__(self, writers: Sequence[Logger]) -> None:
         self._writers = tuple(writers)
 
     def start(self, run: RunInfo) -> None:
@@ -161,7 +161,7 @@ class Writers:
         for writer in self._writers:
             writer.train(record)
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Tell all writers of a validation."""
         for writer in self._writers:
             writer.valid(record)
@@ -177,7 +177,7 @@ class Writers:
             for writer in self._writers:
                 stack.callback(writer.close)
 
-    def __enter__(self) -> "Writers":
+    def __enter__(self) -> "LoggerGroup":
         return self
 
     def __exit__(
@@ -201,7 +201,7 @@ class Console(Protocol):
     def train(self, record: TrainRecord) -> None:
         """A log point of training."""
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """A validation."""
 
     def event(self, kind: str, **facts: object) -> None:
@@ -226,7 +226,7 @@ class SilentConsole:
     def train(self, record: TrainRecord) -> None:
         """Drop the record."""
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Drop the record."""
 
     def event(self, kind: str, **facts: object) -> None:
@@ -236,7 +236,7 @@ class SilentConsole:
         """Nothing to close."""
 
 
-def _figures(record: TrainRecord | ValidRecord) -> dict[str, float]:
+def _figures(record: TrainRecord | ValidationRecord) -> dict[str, float]:
     """The numbers of a record that make a curve over the step."""
     skipped = {"step", "checkpoint"}
     return {name: value for name, value in asdict(record).items() if name not in skipped and value is not None}

@@ -13,22 +13,22 @@ from pathlib import Path
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
-from convolve.files import LineFile, mend, replace_file
+from convolve.files import LineFile, repair_lines, replace_file
 from convolve.loggers.base import (
+    Logger,
+    LoggerGroup,
     RunInfo,
     TrainRecord,
-    ValidRecord,
-    Writer,
-    Writers,
-    describe_event,
-    describe_train,
-    describe_valid,
+    ValidationRecord,
+    format_event,
+    format_train,
+    format_validation,
     timestamp,
     to_json,
 )
-from convolve.loggers.mlperf import MlperfWriter, result_file
-from convolve.loggers.tensorboard import TensorBoardWriter
-from convolve.loggers.wandb import WandbWriter
+from convolve.loggers.mlperf import MlperfLogger, result_file
+from convolve.loggers.tensorboard import TensorBoardLogger
+from convolve.loggers.wandb import WandbLogger
 
 TRAINING_FILE = "training.csv"
 
@@ -42,13 +42,13 @@ EVENTS_FILE = "events.jsonl"
 LOG_FILE = "log.txt"
 
 
-class CsvWriter:
+class CsvLogger:
     """Log points in training.csv and validations in validation.csv; None is an empty cell."""
 
     def __init__(self, folder: Path) -> None:
         self._training = _open_table(folder / TRAINING_FILE, TrainRecord)
         try:
-            self._validation = _open_table(folder / VALIDATION_FILE, ValidRecord)
+            self._validation = _open_table(folder / VALIDATION_FILE, ValidationRecord)
         except ConvolveError:
             self._training.close()
             raise
@@ -60,7 +60,7 @@ class CsvWriter:
         """Add a row to training.csv."""
         self._training.write(_row(astuple(record)))
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Add a row to validation.csv."""
         self._validation.write(_row(astuple(record)))
 
@@ -73,7 +73,7 @@ class CsvWriter:
         self._validation.close()
 
 
-class JsonlWriter:
+class JsonlLogger:
     """Everything that happens in events.jsonl: one JSON object per line, with `kind` and `time` in each."""
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +87,7 @@ class JsonlWriter:
         """Write a log point with all its fields."""
         self.event("train", **asdict(record))
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Write a validation with all its fields."""
         self.event("valid", **asdict(record))
 
@@ -100,7 +100,7 @@ class JsonlWriter:
         self._file.close()
 
 
-class TextWriter:
+class TextLogger:
     """Everything that happens in log.txt, as lines to read."""
 
     def __init__(self, folder: Path) -> None:
@@ -109,19 +109,19 @@ class TextWriter:
     def start(self, run: RunInfo) -> None:
         """Write which run it is and what is known about it."""
         how = "starts" if run.restored_step is None else f"goes on from step {run.restored_step}"
-        self._say(describe_event(f"run {run.name} {how}", run.facts))
+        self._say(format_event(f"run {run.name} {how}", run.facts))
 
     def train(self, record: TrainRecord) -> None:
         """Write a log point."""
-        self._say(describe_train(record))
+        self._say(format_train(record))
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Write a validation."""
-        self._say(describe_valid(record))
+        self._say(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
         """Write an event."""
-        self._say(describe_event(kind, facts))
+        self._say(format_event(kind, facts))
 
     def close(self) -> None:
         """Close the file."""
@@ -131,22 +131,22 @@ class TextWriter:
         self._file.write(f"{timestamp()}  {text}")
 
 
-def open_writers(config: LogConfig, folder: Path, seed: int = 0) -> Writers:
+def open_loggers(config: LogConfig, folder: Path, seed: int = 0) -> LoggerGroup:
     """The writers that a config asks for, in this run folder; a missing extra is told before any file is made."""
-    opened: list[Writer] = []
+    opened: list[Logger] = []
     try:
         if config.tensorboard:
-            opened.append(TensorBoardWriter(folder))
+            opened.append(TensorBoardLogger(folder))
         if config.wandb:
-            opened.append(WandbWriter(folder, config.wandb_project))
-        for kind in (CsvWriter, JsonlWriter, TextWriter) if config.logs else ():
+            opened.append(WandbLogger(folder, config.wandb_project))
+        for kind in (CsvLogger, JsonlLogger, TextLogger) if config.logs else ():
             opened.append(kind(folder))
         if config.mlperf_logging:
-            opened.append(MlperfWriter(result_file(folder, seed)))
+            opened.append(MlperfLogger(result_file(folder, seed)))
     except ConvolveError:
-        Writers(opened).close()
+        LoggerGroup(opened).close()
         raise
-    return Writers(opened)
+    return LoggerGroup(opened)
 
 
 def encode_event(kind: str, **facts: object) -> str:
@@ -154,7 +154,7 @@ def encode_event(kind: str, **facts: object) -> str:
     return json.dumps({"kind": kind, "time": timestamp(), **to_json(facts)}, allow_nan=False)
 
 
-def _open_table(path: Path, record: type[TrainRecord] | type[ValidRecord]) -> LineFile:
+def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord]) -> LineFile:
     header = _row([field.name for field in fields(record)])
     file = LineFile(path)
     if file.empty:
@@ -177,14 +177,14 @@ def _row(cells: Sequence[object]) -> str:
 Points = list[tuple[float, float]]
 
 
-def rewind(folder: Path, step: int) -> None:
+def truncate_after(folder: Path, step: int) -> None:
     """Drop the rows after a restored step from training.csv and validation.csv, and note the restore in events.jsonl.
 
     Without it a run that is restored would write the steps between its last checkpoint and its end twice. events.jsonl
     keeps everything, so that what happened can still be seen there. To be called before the writers are opened.
     """
     for name in (TRAINING_FILE, VALIDATION_FILE):
-        _drop_rows_after(folder / name, step)
+        _truncate_table(folder / name, step)
     if (folder / EVENTS_FILE).exists():
         events = LineFile(folder / EVENTS_FILE)
         events.write(encode_event("restored", step=step))
@@ -215,12 +215,12 @@ def read_points(path: Path, column: str) -> Points:
     return sorted(point for point in points if math.isfinite(point[1]))
 
 
-def read_validations(folder: Path) -> list[ValidRecord]:
+def read_validations(folder: Path) -> list[ValidationRecord]:
     """The validations in validation.csv."""
     path = folder / VALIDATION_FILE
     try:
         return [
-            ValidRecord(
+            ValidationRecord(
                 checkpoint=row["checkpoint"],
                 step=int(row["step"]),
                 epoch=float(row["epoch"]),
@@ -236,10 +236,10 @@ def read_validations(folder: Path) -> list[ValidRecord]:
         raise ConvolveError(f"{path}: a row is not a validation ({error}); mend it or move the file away") from None
 
 
-def _drop_rows_after(path: Path, step: int) -> None:
+def _truncate_table(path: Path, step: int) -> None:
     if not path.exists():
         return
-    mend(path)
+    repair_lines(path)
     lines = path.read_bytes().splitlines(keepends=True)
     kept = lines[:1] + [line for line, row in zip(lines[1:], read_table(path), strict=True) if _step(path, row) <= step]
     if kept != lines:

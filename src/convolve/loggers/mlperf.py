@@ -17,7 +17,7 @@ from typing import Any
 
 from convolve.device import cpu_name
 from convolve.files import LineFile
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, to_json
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, to_json
 
 MARK = ":::MLLOG"
 
@@ -33,7 +33,7 @@ _SUBMISSION = {
 }
 
 
-_KNOBS = {
+_OPTIONS = {
     "seed": "seed",
     "gradient_accumulation_steps": "gradient_accumulation_count",
     "opt_name": "optimiser",
@@ -49,7 +49,7 @@ def result_file(folder: Path, seed: int) -> Path:
     return folder / f"result_{seed}.txt"
 
 
-class MlperfWriter:
+class MlperfLogger:
     """Writes the log. After a restore it goes on where it was; the run then has its start and its stop once each."""
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class MlperfWriter:
         for key, value in points.items():
             self._write(POINT, key, value, when=began)
         self._write(START, "init_start", when=began)
-        knobs = {key: run.config.get(knob) for key, knob in _KNOBS.items()}
+        knobs = {key: run.config.get(knob) for key, knob in _OPTIONS.items()}
         facts = run.facts
         sizes = {"train_samples": "training_images", "eval_samples": "test_images", "global_batch_size": None}
         for key, value in {**knobs, **{key: facts[name or key] for key, name in sizes.items()}}.items():
@@ -86,7 +86,7 @@ class MlperfWriter:
         """Log points are not part of the log, but the first one shows that another block of epochs has begun."""
         self._begin_block()
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """A block of epochs ended when the validation began."""
         self._begin_block()
         where, began = {"epoch_num": record.epoch}, _now() - round(1000 * record.seconds)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from convolve.errors import ExtraError
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, _figures
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, _figures
 
 
-class TensorBoardWriter:
+class TensorBoardLogger:
     """Scalars under train/ and valid/ by step, in the run folder; after a restore, later steps are taken back."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class TensorBoardWriter:
         """Write a log point."""
         self._add("train", record)
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Write a validation."""
         self._add("valid", record)
 
@@ -70,7 +70,7 @@ class TensorBoardWriter:
         if self._board is not None:
             self._board.close()
 
-    def _add(self, group: str, record: TrainRecord | ValidRecord) -> None:
+    def _add(self, group: str, record: TrainRecord | ValidationRecord) -> None:
         for name, value in _figures(record).items():
             self._board.add_scalar(f"{group}/{name}", value, global_step=record.step)
         self._board.flush()

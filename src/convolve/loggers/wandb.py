@@ -10,10 +10,10 @@ from typing import Any
 
 from convolve.errors import ConfigError, ExtraError
 from convolve.files import replace_file
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, _figures, to_json
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, _figures, to_json
 
 
-class WandbWriter:
+class WandbLogger:
     """Metrics under train/ and valid/ at Weights & Biases, by step; its own files go into the run folder.
 
     Its modes hold: WANDB_MODE=offline writes everything and sends nothing. A restored run goes on under the same id;
@@ -52,7 +52,7 @@ class WandbWriter:
         """Send a log point."""
         self._log("train", record)
 
-    def valid(self, record: ValidRecord) -> None:
+    def valid(self, record: ValidationRecord) -> None:
         """Send a validation."""
         self._log("valid", record)
 
@@ -64,7 +64,7 @@ class WandbWriter:
         if self._run is not None:
             self._run.finish()
 
-    def _log(self, group: str, record: TrainRecord | ValidRecord) -> None:
+    def _log(self, group: str, record: TrainRecord | ValidationRecord) -> None:
         self._run.log({f"{group}/{name}": value for name, value in {**_figures(record), "step": record.step}.items()})
 
     def _run_id(self) -> str:

@@ -20,9 +20,9 @@ from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
 from convolve.layers.dropout import KeyedDropout, StochasticDepth
-from convolve.layers.init import Layerwise, glorot_uniform, kaiming_normal_fan_out, zeros
-from convolve.layers.norm import Norms
-from convolve.models.spec import Architecture, Order
+from convolve.layers.init import PerLayerInit, glorot_uniform, kaiming_normal_fan_out, zeros
+from convolve.layers.norm import NormFactory
+from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
 
@@ -56,7 +56,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Group:
+class BlockGroup:
     """A row of the paper's table 1."""
 
     kernel: int
@@ -67,13 +67,13 @@ class Group:
 
 
 GROUPS = (
-    Group(3, 1, 16, 1, expands=False),
-    Group(3, 2, 24, 2),
-    Group(5, 2, 40, 2),
-    Group(3, 3, 80, 2),
-    Group(5, 3, 112, 1),
-    Group(5, 4, 192, 2),
-    Group(3, 1, 320, 1),
+    BlockGroup(3, 1, 16, 1, expands=False),
+    BlockGroup(3, 2, 24, 2),
+    BlockGroup(5, 2, 40, 2),
+    BlockGroup(3, 3, 80, 2),
+    BlockGroup(5, 3, 112, 1),
+    BlockGroup(5, 4, 192, 2),
+    BlockGroup(3, 1, 320, 1),
 )
 
 
@@ -81,10 +81,10 @@ STEM = 32
 
 
 @dataclass(frozen=True)
-class Style:
+class BlockStyle:
     """How the blocks of one network are made."""
 
-    norms: Norms
+    norms: NormFactory
     activation: Activation
     expand_ratio: int
     group_dim: int
@@ -92,7 +92,7 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Position:
+class BlockPosition:
     """One block in its network: shapes, and the chance that its branch stays."""
 
     inputs: int
@@ -107,7 +107,7 @@ class Position:
 class MBConv(nn.Module):
     """Expand, depthwise or grouped convolution, gate, project; added to the input where the shape stays."""
 
-    def __init__(self, position: Position, style: Style, order: Order) -> None:
+    def __init__(self, position: BlockPosition, style: BlockStyle, order: BuildArgs) -> None:
         super().__init__()
         inputs, norms = position.inputs, style.norms
         hidden = inputs * style.expand_ratio if position.expands else inputs
@@ -160,7 +160,7 @@ def read_size(options: ModelConfig) -> str:
     return size
 
 
-def _assemble(name: str, order: Order) -> Blocks:
+def _assemble(name: str, order: BuildArgs) -> Blocks:
     size = SIZES[name]
     value = partial(FAMILY.value, order.options)
     width = partial(_width, value("width_coefficient") or size.width, value("depth_divisor"))
@@ -186,14 +186,14 @@ def _width(coefficient: float, divisor: int, width: int) -> int:
     return round_width(width * coefficient, divisor)
 
 
-def _style(size: Size, order: Order) -> Style:
+def _style(size: Size, order: BuildArgs) -> BlockStyle:
     value = partial(FAMILY.value, order.options)
     if value("proxy_norm") and value("norm_type") not in ("group", "layer"):
         raise ConfigError(
             f"proxy-norm with norm-type={value('norm_type')}: it completes norms that ignore the batch; "
             "set --norm-type group or layer"
         )
-    norms = Norms(
+    norms = NormFactory(
         value("norm_type"),
         value("groups"),
         order.options.norm_epsilon or size.epsilon,
@@ -202,12 +202,12 @@ def _style(size: Size, order: Order) -> Style:
         proxy_epsilon=value("proxy_epsilon") if value("proxy_norm") else None,
     )
     activation: Activation = partial(nn.ReLU if value("use_relu") else nn.SiLU)
-    return Style(norms, activation, value("expand_ratio"), value("group_dim"), value("se"))
+    return BlockStyle(norms, activation, value("expand_ratio"), value("group_dim"), value("se"))
 
 
-def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tuple[str, Position]]:
+def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tuple[str, BlockPosition]]:
     repeats = [math.ceil(group.repeats * depth) for group in GROUPS]
-    found: list[tuple[str, Position]] = []
+    found: list[tuple[str, BlockPosition]] = []
     inputs = width(STEM)
     for number, (group, count) in enumerate(zip(GROUPS, repeats, strict=True), start=1):
         first_stride = 1 if size.small and number == 2 else group.stride
@@ -215,12 +215,12 @@ def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tu
             name = f"features/{number}/{index}"
             chance = 1 - (1 - survival) * len(found) / sum(repeats)
             stride, outputs = (first_stride if index == 0 else 1), width(group.width)
-            found.append((name, Position(inputs, outputs, group.kernel, stride, group.expands, chance, name)))
+            found.append((name, BlockPosition(inputs, outputs, group.kernel, stride, group.expands, chance, name)))
             inputs = outputs
     return found
 
 
-def _head(size: Size, inputs: int, value: Any, width: Any, style: Style, order: Order) -> Blocks:
+def _head(size: Size, inputs: int, value: Any, width: Any, style: BlockStyle, order: BuildArgs) -> Blocks:
     blocks: Blocks = {}
     if value("top_width"):
         outputs = width(value("top_width"))
@@ -237,16 +237,16 @@ def _head(size: Size, inputs: int, value: Any, width: Any, style: Style, order: 
     return blocks
 
 
-RULE = Layerwise(conv=kaiming_normal_fan_out, linear=glorot_uniform, bias=zeros)
+INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=glorot_uniform, bias=zeros)
 
 
-def _named(name: str, size: Size) -> Architecture:
+def _named(name: str, size: Size) -> ModelSpec:
     summary = (
         "EfficientNet for small images" if size.small else f"EfficientNet-{name.upper()}, made for {size.side} pixels"
     )
-    return Architecture(
+    return ModelSpec(
         partial(_assemble, name),
-        RULE,
+        INIT_RULE,
         summary,
         input_shape=(3, size.side, size.side),
         classes=10 if size.small else 1000,
@@ -254,10 +254,10 @@ def _named(name: str, size: Size) -> Architecture:
     )
 
 
-ARCHITECTURES = {
-    "efficientnet": Architecture(
+MODELS = {
+    "efficientnet": ModelSpec(
         lambda order: _assemble(read_size(order.options), order),
-        RULE,
+        INIT_RULE,
         f"EfficientNet of --model-size: {FAMILY.summary}",
         input_shape=(3, 224, 224),
         classes=1000,

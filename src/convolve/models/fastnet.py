@@ -15,8 +15,8 @@ from torch import Generator, Tensor, nn
 from convolve.config.model_options import FAMILIES
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
-from convolve.layers.init import Layerwise, fan_in_uniform, unit_uniform, zeros
-from convolve.models.spec import Architecture, Order
+from convolve.layers.init import PerLayerInit, fan_in_uniform, unit_uniform, zeros
+from convolve.models.spec import BuildArgs, ModelSpec
 
 FAMILY = FAMILIES["fastnet"]
 
@@ -30,7 +30,7 @@ WHITENED_IMAGES = 5000
 EPSILON = 5e-4
 
 
-LEAST_SIDE = 17
+MIN_SIDE = 17
 
 
 class Whitening(nn.Conv2d):
@@ -85,13 +85,13 @@ def _norm(channels: int, epsilon: float, decay: float) -> BatchNorm2d:
     return norm
 
 
-def assemble(order: Order) -> dict[str, nn.Module]:
+def assemble(order: BuildArgs) -> dict[str, nn.Module]:
     """The blocks for one order."""
     channels, height, width = order.input_shape
-    if min(height, width) < LEAST_SIDE:
+    if min(height, width) < MIN_SIDE:
         raise ConfigError(
             f"model {order.name} cannot take images of {height}x{width}: its pools leave nothing of them; "
-            f"every size from {LEAST_SIDE}x{LEAST_SIDE} on works"
+            f"every size from {MIN_SIDE}x{MIN_SIDE} on works"
         )
     epsilon, decay = (FAMILY.value(order.options, name) for name in ("norm_epsilon", "bn_decay"))
     whitening = Whitening(channels)
@@ -107,7 +107,7 @@ def assemble(order: Order) -> dict[str, nn.Module]:
     return blocks
 
 
-class PartialIdentity(Layerwise):
+class PartialIdentity(PerLayerInit):
     """Convolutions begin as the identity on as many channels as they can, and as torch's layers on the others."""
 
     def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
@@ -117,8 +117,8 @@ class PartialIdentity(Layerwise):
             nn.init.dirac_(values[: values.shape[1]])
 
 
-ARCHITECTURES = {
-    "fastnet": Architecture(
+MODELS = {
+    "fastnet": ModelSpec(
         assemble,
         PartialIdentity(conv=fan_in_uniform, linear=unit_uniform, bias=zeros),
         "whitening, three pairs of convolutions: learns CIFAR-10 in few operations",

@@ -19,8 +19,8 @@ from torch import nn
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.dropout import KeyedDropout
-from convolve.layers.init import Layerwise, fan_in_uniform, glorot_uniform, glorot_vector, kaiming_normal, zeros
-from convolve.models.spec import Architecture, Order
+from convolve.layers.init import PerLayerInit, fan_in_uniform, glorot_uniform, glorot_vector, kaiming_normal, zeros
+from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
 
@@ -29,7 +29,7 @@ KERNEL = 5
 
 
 @dataclass(frozen=True)
-class Plan:
+class LeNetLayout:
     """One network of the family: what its relatives do differently."""
 
     channels: tuple[int, int]
@@ -40,7 +40,7 @@ class Plan:
     dropout_rate: float = 0.0
     whole_pools: bool = False
 
-    def blocks(self, order: Order) -> Blocks:
+    def blocks(self, order: BuildArgs) -> Blocks:
         """The blocks for one order."""
         size = self._flat_size(order)
         return {**self._convolutions(order.input_shape[0]), "flatten": nn.Flatten(), **self._head(size, order)}
@@ -56,7 +56,7 @@ class Plan:
             inputs = channels
         return blocks
 
-    def _head(self, size: int, order: Order) -> Blocks:
+    def _head(self, size: int, order: BuildArgs) -> Blocks:
         blocks: Blocks = {}
         for number, width in enumerate(self.hidden, start=1):
             blocks[f"fc{number}"] = nn.Linear(size, width)
@@ -68,7 +68,7 @@ class Plan:
         blocks[f"fc{len(self.hidden) + 1}"] = nn.Linear(size, order.classes)
         return blocks
 
-    def _flat_size(self, order: Order) -> int:
+    def _flat_size(self, order: BuildArgs) -> int:
         _, height, width = order.input_shape
         sides = [self._side(height), self._side(width)]
         if min(sides) < 1:
@@ -85,37 +85,37 @@ class Plan:
         return side
 
 
-LENET5 = Plan(channels=(6, 16), padding=(2, 0), hidden=(120, 84))
+LENET5 = LeNetLayout(channels=(6, 16), padding=(2, 0), hidden=(120, 84))
 
 
-LENET_BN = Plan(channels=(20, 50), padding=(0, 0), hidden=(), norm=True)
+LENET_BN = LeNetLayout(channels=(20, 50), padding=(0, 0), hidden=(), norm=True)
 
 
-CNN_WIDE = Plan(channels=(32, 32), padding=(2, 2), hidden=(1024,), dropout_rate=0.4, whole_pools=True)
+CNN_WIDE = LeNetLayout(channels=(32, 32), padding=(2, 2), hidden=(1024,), dropout_rate=0.4, whole_pools=True)
 
 
-LENET_SIGMOID = Plan(channels=(6, 16), padding=(2, 2), hidden=(120, 84), activation=nn.Sigmoid, whole_pools=True)
+LENET_SIGMOID = LeNetLayout(channels=(6, 16), padding=(2, 2), hidden=(120, 84), activation=nn.Sigmoid, whole_pools=True)
 
 
-ARCHITECTURES = {
-    "lenet5": Architecture(
+MODELS = {
+    "lenet5": ModelSpec(
         LENET5.blocks,
-        Layerwise(conv=fan_in_uniform, linear=fan_in_uniform, bias=fan_in_uniform),
+        PerLayerInit(conv=fan_in_uniform, linear=fan_in_uniform, bias=fan_in_uniform),
         "LeNet-5 with ReLU and max-pool",
     ),
-    "lenet-bn": Architecture(
+    "lenet-bn": ModelSpec(
         LENET_BN.blocks,
-        Layerwise(conv=kaiming_normal, linear=glorot_uniform, bias=zeros),
+        PerLayerInit(conv=kaiming_normal, linear=glorot_uniform, bias=zeros),
         "20 and 50 channels with one batch norm, no hidden dense layer (Paddle)",
     ),
-    "cnn-wide": Architecture(
+    "cnn-wide": ModelSpec(
         CNN_WIDE.blocks,
-        Layerwise(conv=glorot_uniform, linear=glorot_uniform, bias=zeros),
+        PerLayerInit(conv=glorot_uniform, linear=glorot_uniform, bias=zeros),
         "32 and 32 channels, 1024 hidden units with dropout (Ascend, TensorFlow 2)",
     ),
-    "lenet-sigmoid": Architecture(
+    "lenet-sigmoid": ModelSpec(
         LENET_SIGMOID.blocks,
-        Layerwise(conv=glorot_uniform, linear=glorot_uniform, bias=glorot_vector),
+        PerLayerInit(conv=glorot_uniform, linear=glorot_uniform, bias=glorot_vector),
         "padded LeNet with sigmoids (Ascend, TensorFlow 1)",
     ),
 }

@@ -15,9 +15,9 @@ from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
 from convolve.layers.dropout import KeyedDropout
-from convolve.layers.init import Fans, Layerwise, kaiming_normal_fan_out, zeros
-from convolve.layers.norm import Norms
-from convolve.models.spec import Architecture, Order
+from convolve.layers.init import Fans, PerLayerInit, kaiming_normal_fan_out, zeros
+from convolve.layers.norm import NormFactory
+from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
 
@@ -26,7 +26,7 @@ FAMILY = FAMILIES["mobilenet"]
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """One block: widths inside and after it."""
 
     kernel: int
@@ -38,36 +38,36 @@ class Row:
 
 
 LARGE = (
-    Row(3, 16, 16, False, False, 1),
-    Row(3, 64, 24, False, False, 2),
-    Row(3, 72, 24, False, False, 1),
-    Row(5, 72, 40, True, False, 2),
-    Row(5, 120, 40, True, False, 1),
-    Row(5, 120, 40, True, False, 1),
-    Row(3, 240, 80, False, True, 2),
-    Row(3, 200, 80, False, True, 1),
-    Row(3, 184, 80, False, True, 1),
-    Row(3, 184, 80, False, True, 1),
-    Row(3, 480, 112, True, True, 1),
-    Row(3, 672, 112, True, True, 1),
-    Row(5, 672, 160, True, True, 2),
-    Row(5, 960, 160, True, True, 1),
-    Row(5, 960, 160, True, True, 1),
+    BlockRow(3, 16, 16, False, False, 1),
+    BlockRow(3, 64, 24, False, False, 2),
+    BlockRow(3, 72, 24, False, False, 1),
+    BlockRow(5, 72, 40, True, False, 2),
+    BlockRow(5, 120, 40, True, False, 1),
+    BlockRow(5, 120, 40, True, False, 1),
+    BlockRow(3, 240, 80, False, True, 2),
+    BlockRow(3, 200, 80, False, True, 1),
+    BlockRow(3, 184, 80, False, True, 1),
+    BlockRow(3, 184, 80, False, True, 1),
+    BlockRow(3, 480, 112, True, True, 1),
+    BlockRow(3, 672, 112, True, True, 1),
+    BlockRow(5, 672, 160, True, True, 2),
+    BlockRow(5, 960, 160, True, True, 1),
+    BlockRow(5, 960, 160, True, True, 1),
 )
 
 
 SMALL = (
-    Row(3, 16, 16, True, False, 2),
-    Row(3, 72, 24, False, False, 2),
-    Row(3, 88, 24, False, False, 1),
-    Row(5, 96, 40, True, True, 2),
-    Row(5, 240, 40, True, True, 1),
-    Row(5, 240, 40, True, True, 1),
-    Row(5, 120, 48, True, True, 1),
-    Row(5, 144, 48, True, True, 1),
-    Row(5, 288, 96, True, True, 2),
-    Row(5, 576, 96, True, True, 1),
-    Row(5, 576, 96, True, True, 1),
+    BlockRow(3, 16, 16, True, False, 2),
+    BlockRow(3, 72, 24, False, False, 2),
+    BlockRow(3, 88, 24, False, False, 1),
+    BlockRow(5, 96, 40, True, True, 2),
+    BlockRow(5, 240, 40, True, True, 1),
+    BlockRow(5, 240, 40, True, True, 1),
+    BlockRow(5, 120, 48, True, True, 1),
+    BlockRow(5, 144, 48, True, True, 1),
+    BlockRow(5, 288, 96, True, True, 2),
+    BlockRow(5, 576, 96, True, True, 1),
+    BlockRow(5, 576, 96, True, True, 1),
 )
 
 
@@ -90,7 +90,7 @@ class _Skipping(nn.Module):
 class InvertedResidual(_Skipping):
     """A block of v2: expand, depthwise, linear projection."""
 
-    def __init__(self, channels: tuple[int, int], expansion: int, stride: int, norms: Norms) -> None:
+    def __init__(self, channels: tuple[int, int], expansion: int, stride: int, norms: NormFactory) -> None:
         inputs, outputs = channels
         super().__init__(stride == 1 and inputs == outputs)
         hidden = inputs * expansion
@@ -110,7 +110,7 @@ class InvertedResidual(_Skipping):
 class GatedResidual(_Skipping):
     """A block of v3: expand, depthwise, squeeze and excitation, linear projection."""
 
-    def __init__(self, inputs: int, row: Row, norms: Norms) -> None:
+    def __init__(self, inputs: int, row: BlockRow, norms: NormFactory) -> None:
         super().__init__(row.stride == 1 and inputs == row.outputs)
         hidden = row.hidden
         activation: Activation = nn.Hardswish if row.hard else nn.ReLU
@@ -128,9 +128,9 @@ class GatedResidual(_Skipping):
         return self.join(x, self.block(x))
 
 
-def _norms(order: Order, epsilon: float, decay: float) -> Norms:
+def _norms(order: BuildArgs, epsilon: float, decay: float) -> NormFactory:
     value, options = partial(FAMILY.value, order.options), order.options
-    return Norms(
+    return NormFactory(
         value("norm_type"),
         value("groups"),
         options.norm_epsilon or epsilon,
@@ -139,11 +139,11 @@ def _norms(order: Order, epsilon: float, decay: float) -> Norms:
     )
 
 
-def _dropout(order: Order, place: str) -> nn.Module:
+def _dropout(order: BuildArgs, place: str) -> nn.Module:
     return KeyedDropout(FAMILY.value(order.options, "dropout_rate"), place, order.chance)
 
 
-def _assemble_v2(order: Order) -> Blocks:
+def _assemble_v2(order: BuildArgs) -> Blocks:
     norms = _norms(order, 1e-5, 0.9)
     blocks: Blocks = {"features/0": conv_norm((order.input_shape[0], 32), 3, norms, stride=2, activation=nn.ReLU6)}
     inputs = 32
@@ -161,7 +161,7 @@ def _assemble_v2(order: Order) -> Blocks:
     return blocks
 
 
-def _assemble_v3(rows: tuple[Row, ...], top: int, order: Order) -> Blocks:
+def _assemble_v3(rows: tuple[BlockRow, ...], top: int, order: BuildArgs) -> Blocks:
     norms = _norms(order, 1e-3, 0.99)
     blocks: Blocks = {"features/0": conv_norm((order.input_shape[0], 16), 3, norms, stride=2, activation=nn.Hardswish)}
     inputs = 16
@@ -179,7 +179,7 @@ def _assemble_v3(rows: tuple[Row, ...], top: int, order: Order) -> Blocks:
     return blocks
 
 
-ASSEMBLIES: dict[str, Callable[[Order], Blocks]] = {
+ASSEMBLIES: dict[str, Callable[[BuildArgs], Blocks]] = {
     "v2": _assemble_v2,
     "v3-small": partial(_assemble_v3, SMALL, 1024),
     "v3-large": partial(_assemble_v3, LARGE, 1280),
@@ -201,21 +201,21 @@ def read_size(options: ModelConfig) -> str:
     return size
 
 
-RULE = Layerwise(conv=kaiming_normal_fan_out, linear=small_normal, bias=zeros)
+INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=small_normal, bias=zeros)
 
 
-ARCHITECTURES = {
-    "mobilenet": Architecture(
+MODELS = {
+    "mobilenet": ModelSpec(
         lambda order: ASSEMBLIES[read_size(order.options)](order),
-        RULE,
+        INIT_RULE,
         f"MobileNet of --model-size: {FAMILY.summary}",
         input_shape=(3, 224, 224),
         classes=1000,
         resolve=lambda options: f"mobilenet-{read_size(options)}",
     ),
     **{
-        f"mobilenet-{size}": Architecture(
-            assemble, RULE, f"MobileNet {size}", input_shape=(3, 224, 224), classes=1000, settled=("model_size",)
+        f"mobilenet-{size}": ModelSpec(
+            assemble, INIT_RULE, f"MobileNet {size}", input_shape=(3, 224, 224), classes=1000, settled=("model_size",)
         )
         for size, assemble in ASSEMBLIES.items()
     },

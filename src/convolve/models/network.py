@@ -24,14 +24,14 @@ from torch.utils.checkpoint import checkpoint
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
 from convolve.layers.batch_norm import BatchNorm2d
-from convolve.layers.dropout import Chance
-from convolve.layers.hooks import is_watched
-from convolve.layers.native import find_trios
+from convolve.layers.dropout import KeyedRNG
+from convolve.layers.hooks import has_hooks
+from convolve.layers.native import find_conv_pool_relu
 
 Shape = tuple[int, ...]
 
 
-Operation = Callable[[Sequence[nn.Module], Tensor], Tensor | None]
+FusedOp = Callable[[Sequence[nn.Module], Tensor], Tensor | None]
 
 
 """Does at once what several blocks do one after the other; None where it cannot, for this input."""
@@ -44,15 +44,15 @@ class Network(nn.Module):
     same parameter names as the whole one.
     """
 
-    def __init__(self, blocks: Mapping[str, nn.Module], *, input_shape: Shape, chance: Chance | None = None) -> None:
+    def __init__(self, blocks: Mapping[str, nn.Module], *, input_shape: Shape, chance: KeyedRNG | None = None) -> None:
         super().__init__()
         self.input_shape = input_shape
-        self.chance = chance or Chance()
+        self.chance = chance or KeyedRNG()
         self._paths = {name: name.split("/") for name in blocks}
         self._frozen: tuple[str, ...] = ()
         self._recomputed: list[list[str]] = []
-        self._groups: dict[tuple[str, ...], Operation] = {(name,): _run_in_turn for name in blocks}
-        self._inside = frozenset(name for trio in find_trios(blocks) for name in trio[1:])
+        self._groups: dict[tuple[str, ...], FusedOp] = {(name,): _run_in_turn for name in blocks}
+        self._inside = frozenset(name for trio in find_conv_pool_relu(blocks) for name in trio[1:])
         for name, block in blocks.items():
             self._register(name, block)
 
@@ -91,7 +91,7 @@ class Network(nn.Module):
                 x = run(x)
         return x
 
-    def merge(self, names: Sequence[str], operation: Operation) -> None:
+    def merge(self, names: Sequence[str], operation: FusedOp) -> None:
         """From now on apply neighbouring blocks that belong together at once, where nobody watches between them."""
         first, *others = names
         apart = [(group, old) for group, old in self._groups.items() if group[0] not in others]
@@ -120,7 +120,7 @@ class Network(nn.Module):
             due = due or name in ends
         self._recomputed = segments
         for segment in self._recomputed:
-            _spare_input(self.blocks[segment[0]])
+            _disable_inplace(self.blocks[segment[0]])
 
     def part(self, names: Sequence[str], input_shape: tuple[int, ...]) -> "Network":
         """A network of some of the blocks, which are shared with this one; frozen ones stay frozen."""
@@ -130,7 +130,7 @@ class Network(nn.Module):
         for group, operation in self._groups.items():
             if len(group) > 1 and group[0] in names:
                 part.merge(group, operation)
-        _spare_input(blocks[names[0]])
+        _disable_inplace(blocks[names[0]])
         return part
 
     def freeze(self, names: Iterable[str]) -> None:
@@ -171,13 +171,13 @@ def _run_in_turn(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-def _run(blocks: Sequence[nn.Module], operation: Operation, x: Tensor) -> Tensor:
+def _run(blocks: Sequence[nn.Module], operation: FusedOp, x: Tensor) -> Tensor:
     """The operation, or each block in turn where it cannot take this input or somebody watches one of them."""
-    found = None if any(map(is_watched, blocks)) else operation(blocks, x)
+    found = None if any(map(has_hooks, blocks)) else operation(blocks, x)
     return _run_in_turn(blocks, x) if found is None else found
 
 
-def _spare_input(block: nn.Module) -> None:
+def _disable_inplace(block: nn.Module) -> None:
     """A block whose input is kept, or came from another process, must not overwrite it."""
     if getattr(block, "inplace", False):
         block.inplace = False  # type: ignore[assignment]
@@ -187,12 +187,12 @@ class _Folder(nn.Module):
     """Holds blocks whose names share a beginning; never called."""
 
 
-def limit_training(network: Network, options: ModelConfig) -> None:
+def apply_freezing(network: Network, options: ModelConfig) -> None:
     """Mark what stays as it is. Frozen blocks also stay in evaluation mode, so that their statistics do not move."""
     if options.freeze_until is not None:
         freeze_before(network, options.freeze_until)
     if options.variable_filter:
-        _keep_named(network, options.variable_filter)
+        _train_only(network, options.variable_filter)
 
 
 def freeze_before(network: Network, block: str) -> None:
@@ -204,7 +204,7 @@ def freeze_before(network: Network, block: str) -> None:
     network.freeze(names[:first])
 
 
-def _keep_named(network: Network, parts: tuple[str, ...]) -> None:
+def _train_only(network: Network, parts: tuple[str, ...]) -> None:
     chosen = {name for name, _ in network.named_parameters() if any(part in name for part in parts)}
     if not chosen:
         known = sorted({name.rpartition(".")[0] for name, _ in network.named_parameters()})
@@ -216,10 +216,10 @@ def _keep_named(network: Network, parts: tuple[str, ...]) -> None:
             parameter.requires_grad_(False)
 
 
-def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: Tensor, chance: Chance) -> Tensor:
+def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: Tensor, chance: KeyedRNG) -> Tensor:
     """Run some blocks, keeping nothing but their input for the backward pass."""
     output = checkpoint(
-        run, x, use_reentrant=False, preserve_rng_state=False, context_fn=_remember_position(blocks, chance)
+        run, x, use_reentrant=False, preserve_rng_state=False, context_fn=_replay_contexts(blocks, chance)
     )
     assert isinstance(output, Tensor), "blocks give tensors"
     return output
@@ -228,7 +228,7 @@ def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: 
 Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 
 
-def _remember_position(blocks: list[nn.Module], chance: Chance) -> Contexts:
+def _replay_contexts(blocks: list[nn.Module], chance: KeyedRNG) -> Contexts:
     """Contexts for the first run and for the second; both see the position of the first."""
     position = chance.position
 

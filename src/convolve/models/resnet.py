@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from convolve.config.model_options import FAMILIES, Family
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
-from convolve.layers.batch_norm import normalise_and_activate
+from convolve.layers.batch_norm import normalize_and_activate
 from convolve.layers.blocks import PaddedShortcut
-from convolve.layers.init import Layerwise, fan_in_uniform, kaiming_normal_fan_out
-from convolve.layers.norm import Norms
-from convolve.models.spec import Architecture, Order
+from convolve.layers.init import PerLayerInit, fan_in_uniform, kaiming_normal_fan_out
+from convolve.layers.norm import NormFactory
+from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
 
@@ -35,7 +35,7 @@ EXPANSION = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResNetLayout:
     """The skeleton of one network: blocks in each stage, and the first stage's width."""
 
     depths: tuple[int, ...]
@@ -45,21 +45,21 @@ class Plan:
 
 
 IMAGENET = {
-    "10": Plan((1, 1, 1, 1), bottleneck=False),
-    "18": Plan((2, 2, 2, 2), bottleneck=False),
-    "34": Plan((3, 4, 6, 3), bottleneck=False),
-    "14": Plan((1, 1, 1, 1), bottleneck=True),
-    "26": Plan((2, 2, 2, 2), bottleneck=True),
-    "50": Plan((3, 4, 6, 3), bottleneck=True),
-    "101": Plan((3, 4, 23, 3), bottleneck=True),
-    "152": Plan((3, 8, 36, 3), bottleneck=True),
+    "10": ResNetLayout((1, 1, 1, 1), bottleneck=False),
+    "18": ResNetLayout((2, 2, 2, 2), bottleneck=False),
+    "34": ResNetLayout((3, 4, 6, 3), bottleneck=False),
+    "14": ResNetLayout((1, 1, 1, 1), bottleneck=True),
+    "26": ResNetLayout((2, 2, 2, 2), bottleneck=True),
+    "50": ResNetLayout((3, 4, 6, 3), bottleneck=True),
+    "101": ResNetLayout((3, 4, 23, 3), bottleneck=True),
+    "152": ResNetLayout((3, 8, 36, 3), bottleneck=True),
 }
 
 
-BASIC_CIFAR = {str(6 * n + 2): Plan((n, n, n), False, small=True, width=16) for n in (1, 2, 3, 5, 7, 9, 18)}
+BASIC_CIFAR = {str(6 * n + 2): ResNetLayout((n, n, n), False, small=True, width=16) for n in (1, 2, 3, 5, 7, 9, 18)}
 
 
-BOTTLENECK_CIFAR = {str(9 * n + 2): Plan((n, n, n), True, small=True, width=16) for n in (1, 3, 4, 5, 6, 7)}
+BOTTLENECK_CIFAR = {str(9 * n + 2): ResNetLayout((n, n, n), True, small=True, width=16) for n in (1, 3, 4, 5, 6, 7)}
 
 
 # Of the two networks of 56 layers, a bare size means the bottleneck one, as in the original.
@@ -67,10 +67,10 @@ CIFAR = {**BASIC_CIFAR, **BOTTLENECK_CIFAR}
 
 
 @dataclass(frozen=True)
-class Style:
+class BlockStyle:
     """How the blocks of one network are made."""
 
-    norms: Norms
+    norms: NormFactory
     bottleneck: bool
     padded_shortcuts: bool
     stride_in_1x1: bool
@@ -97,7 +97,7 @@ class Residual(nn.Module):
 class BasicBlock(Residual):
     """Two 3x3 convolutions."""
 
-    def __init__(self, inputs: int, width: int, stride: int, style: Style, project: bool) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, style: BlockStyle, project: bool) -> None:
         super().__init__()
         self.conv1 = _conv(inputs, width, 3, stride)
         self.bn1 = style.norms.make(width)
@@ -108,7 +108,7 @@ class BasicBlock(Residual):
 
     def branch(self, x: Tensor) -> Tensor:
         """conv, norm, relu, conv, norm."""
-        x = normalise_and_activate(self.bn1, self.relu, self.conv1(x))
+        x = normalize_and_activate(self.bn1, self.relu, self.conv1(x))
         out: Tensor = self.bn2(self.conv2(x))
         return out
 
@@ -116,7 +116,7 @@ class BasicBlock(Residual):
 class Bottleneck(Residual):
     """1x1 down, 3x3 (grouped in ResNeXt), 1x1 up to four times the width."""
 
-    def __init__(self, inputs: int, width: int, stride: int, style: Style, project: bool) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, style: BlockStyle, project: bool) -> None:
         super().__init__()
         inner, outputs = _inner_width(width, style), width * EXPANSION
         first, second = (stride, 1) if style.stride_in_1x1 else (1, stride)
@@ -131,8 +131,8 @@ class Bottleneck(Residual):
 
     def branch(self, x: Tensor) -> Tensor:
         """Three convolutions with norms, ReLU between them."""
-        x = normalise_and_activate(self.bn1, self.relu, self.conv1(x))
-        x = normalise_and_activate(self.bn2, self.relu, self.conv2(x))
+        x = normalize_and_activate(self.bn1, self.relu, self.conv1(x))
+        x = normalize_and_activate(self.bn2, self.relu, self.conv2(x))
         out: Tensor = self.bn3(self.conv3(x))
         return out
 
@@ -141,7 +141,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int =
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
 
 
-def _inner_width(width: int, style: Style) -> int:
+def _inner_width(width: int, style: BlockStyle) -> int:
     inner = width * style.widening
     if inner % style.groups:
         raise ConfigError(
@@ -151,7 +151,7 @@ def _inner_width(width: int, style: Style) -> int:
     return int(inner)
 
 
-def _shortcut(channels: tuple[int, int], stride: int, style: Style, project: bool) -> nn.Module | None:
+def _shortcut(channels: tuple[int, int], stride: int, style: BlockStyle, project: bool) -> nn.Module | None:
     inputs, outputs = channels
     if stride == 1 and inputs == outputs and not project:
         return None
@@ -160,7 +160,7 @@ def _shortcut(channels: tuple[int, int], stride: int, style: Style, project: boo
     return nn.Sequential(_conv(inputs, outputs, 1, stride), style.norms.make(outputs))
 
 
-def _stem(plan: Plan, channels: int, norms: Norms) -> Blocks:
+def _stem(plan: ResNetLayout, channels: int, norms: NormFactory) -> Blocks:
     kernel, stride = (3, 1) if plan.small else (7, 2)
     width = plan.width
     blocks: Blocks = {
@@ -173,7 +173,7 @@ def _stem(plan: Plan, channels: int, norms: Norms) -> Blocks:
     return blocks
 
 
-def _assemble(plan: Plan, order: Order, style: Style, stage1_projection: bool) -> Blocks:
+def _assemble(plan: ResNetLayout, order: BuildArgs, style: BlockStyle, stage1_projection: bool) -> Blocks:
     blocks = _stem(plan, order.input_shape[0], style.norms)
     kind: Callable[..., nn.Module] = Bottleneck if style.bottleneck else BasicBlock
     inputs = plan.width
@@ -190,19 +190,19 @@ def _assemble(plan: Plan, order: Order, style: Style, stage1_projection: bool) -
     return blocks
 
 
-def read_norms(family: Family, order: Order, *, cifar: bool = False, **fixed: Any) -> Norms:
+def read_norms(family: Family, order: BuildArgs, *, cifar: bool = False, **fixed: Any) -> NormFactory:
     """The norms that an order asks for."""
     value = partial(family.value, order.options, cifar=cifar)
-    return Norms(value("norm_type"), value("groups"), value("norm_epsilon"), value("bn_decay"), **fixed)
+    return NormFactory(value("norm_type"), value("groups"), value("norm_epsilon"), value("bn_decay"), **fixed)
 
 
-def _build(plan: Plan, family: Family, order: Order, fixed: dict[str, int] | None = None) -> Blocks:
+def _build(plan: ResNetLayout, family: Family, order: BuildArgs, fixed: dict[str, int] | None = None) -> Blocks:
     value = partial(family.value, order.options, cifar=plan.small)
     grouped = family.name == "resnext"
     if grouped and plan.small and value("widenet"):
         plan = replace(plan, width=plan.width * 4)
     groups, group_dim = _grouping(value, fixed or {}) if grouped else (1, plan.width)
-    style = Style(
+    style = BlockStyle(
         norms=read_norms(family, order, cifar=plan.small),
         bottleneck=plan.bottleneck,
         padded_shortcuts=plan.small and not plan.bottleneck,
@@ -219,7 +219,7 @@ def _grouping(value: Callable[[str], Any], fixed: dict[str, int]) -> tuple[int, 
     return groups, dim
 
 
-def _known_size(tables: tuple[dict[str, Plan], dict[str, Plan]], options: ModelConfig) -> None:
+def _known_size(tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], options: ModelConfig) -> None:
     """Refuse a size that no image size could make right."""
     imagenet, cifar = tables
     if options.model_size is not None and options.model_size not in {**imagenet, **cifar}:
@@ -229,11 +229,13 @@ def _known_size(tables: tuple[dict[str, Plan], dict[str, Plan]], options: ModelC
         )
 
 
-def _list(sizes: dict[str, Plan]) -> str:
+def _list(sizes: dict[str, ResNetLayout]) -> str:
     return ", ".join(sorted(sizes, key=int))
 
 
-def _choose(family: Family, tables: tuple[dict[str, Plan], dict[str, Plan]], order: Order) -> Blocks:
+def _choose(
+    family: Family, tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], order: BuildArgs
+) -> Blocks:
     """The network of a family that `model-size` and the image size mean."""
     imagenet, cifar = tables
     small = max(order.input_shape[1:]) <= SMALL_SIDE
@@ -247,7 +249,7 @@ def _choose(family: Family, tables: tuple[dict[str, Plan], dict[str, Plan]], ord
     return _build(sizes[size], family, order)
 
 
-RULE = Layerwise(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
+INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
 
 
 IMAGENET_SHAPE = (3, 224, 224)
@@ -259,11 +261,11 @@ CIFAR_SHAPE = (3, 32, 32)
 _RESNET, _RESNEXT = FAMILIES["resnet"], FAMILIES["resnext"]
 
 
-def _named(plan: Plan, family: Family, summary: str, fixed: dict[str, int] | None = None) -> Architecture:
+def _named(plan: ResNetLayout, family: Family, summary: str, fixed: dict[str, int] | None = None) -> ModelSpec:
     shape, classes = (CIFAR_SHAPE, 10) if plan.small else (IMAGENET_SHAPE, 1000)
-    return Architecture(
+    return ModelSpec(
         lambda order: _build(plan, family, order, fixed),
-        RULE,
+        INIT_RULE,
         summary,
         input_shape=shape,
         classes=classes,
@@ -271,26 +273,26 @@ def _named(plan: Plan, family: Family, summary: str, fixed: dict[str, int] | Non
     )
 
 
-def _bottlenecks(table: dict[str, Plan]) -> dict[str, Plan]:
+def _bottlenecks(table: dict[str, ResNetLayout]) -> dict[str, ResNetLayout]:
     return {size: plan for size, plan in table.items() if plan.bottleneck}
 
 
-def _kind(plan: Plan) -> str:
+def _kind(plan: ResNetLayout) -> str:
     return "bottleneck blocks" if plan.bottleneck else "basic blocks"
 
 
-ARCHITECTURES = {
-    "resnet": Architecture(
+MODELS = {
+    "resnet": ModelSpec(
         partial(_choose, _RESNET, (IMAGENET, CIFAR)),
-        RULE,
+        INIT_RULE,
         f"ResNet of --model-size: {_RESNET.summary}",
         input_shape=IMAGENET_SHAPE,
         classes=1000,
         resolve=partial(_known_size, (IMAGENET, CIFAR)),
     ),
-    "resnext": Architecture(
+    "resnext": ModelSpec(
         partial(_choose, _RESNEXT, (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
-        RULE,
+        INIT_RULE,
         f"ResNeXt of --model-size: {_RESNEXT.summary}",
         input_shape=IMAGENET_SHAPE,
         classes=1000,

@@ -11,24 +11,24 @@ import torch
 from torch import nn
 
 from convolve.config.schema import ModelConfig
-from convolve.layers.dropout import Chance
-from convolve.layers.init import Rule, initialise
+from convolve.layers.dropout import KeyedRNG
+from convolve.layers.init import InitRule, initialize
 from convolve.models.network import Network, Shape
 
 
 @dataclass(frozen=True)
-class Order:
+class BuildArgs:
     """What an architecture is asked for; random layers take `chance` as their source."""
 
     name: str
     classes: int
     input_shape: Shape
     options: ModelConfig
-    chance: Chance
+    chance: KeyedRNG
 
 
 @dataclass(frozen=True)
-class Architecture:
+class ModelSpec:
     """How the blocks of a network are made, and how they are filled.
 
     `input_shape` and `classes` hold where no data set says otherwise; `settled` are the options that its name has
@@ -36,15 +36,15 @@ class Architecture:
     package that offers an architecture under the entry-point group `convolve.models` has it in every command.
     """
 
-    blocks: Callable[[Order], Mapping[str, nn.Module]]
-    rule: Rule
+    blocks: Callable[[BuildArgs], Mapping[str, nn.Module]]
+    rule: InitRule
     summary: str
     input_shape: Shape = (1, 28, 28)
     classes: int = 10
     settled: tuple[str, ...] = ()
     resolve: Callable[[ModelConfig], str | None] | None = None
 
-    def sketch(self, order: Order) -> Network:
+    def sketch(self, order: BuildArgs) -> Network:
         """The network on the meta device: all names and shapes, no values."""
         with torch.device("meta"):
             return Network(self.blocks(order), input_shape=order.input_shape, chance=order.chance)
@@ -52,5 +52,5 @@ class Architecture:
     def fill(self, network: Network, seed: int) -> Network:
         """Give a sketch, or a network of some of its blocks, memory on the CPU and its initial values."""
         network.to_empty(device="cpu")
-        initialise(network, seed, self.rule)
+        initialize(network, seed, self.rule)
         return network

@@ -27,7 +27,7 @@ from convolve.models.network import Network, Shape
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One block; shape, multiply-adds and activation bytes are those of one sample."""
 
     name: str
@@ -39,25 +39,25 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Description:
+class ModelSummary:
     """A network in figures: one row for each block, and the totals."""
 
     name: str
     input_shape: Shape
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     blocks: int
     parameters: int
     multiply_adds: int
     activation_bytes: int
 
 
-def describe(name: str, network: Network) -> Description:
+def summarize(name: str, network: Network) -> ModelSummary:
     """Describe any network, which stays as it is."""
     copy = deepcopy(network).to("meta").train()
     copy.chance.move(0, 0, 0)
     costs = zip(copy.blocks.items(), _trace(copy, samples=2), _trace(copy, samples=3), strict=True)
     rows = tuple(
-        Row(
+        LayerRow(
             name=block_name,
             kind=name_kind(block),
             shape=two.shape,
@@ -67,7 +67,7 @@ def describe(name: str, network: Network) -> Description:
         )
         for (block_name, block), two, three in costs
     )
-    return Description(
+    return ModelSummary(
         name=name,
         input_shape=network.input_shape,
         rows=rows,
@@ -85,7 +85,7 @@ class _Cost:
     kept_bytes: int
 
 
-class _Keeper:
+class _SavedBytes:
     """Adds up the bytes that autograd keeps, without those of the weights."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -103,7 +103,7 @@ class _Keeper:
 
 
 def _trace(network: Network, *, samples: int) -> Iterator[_Cost]:
-    keeper = _Keeper(network)
+    keeper = _SavedBytes(network)
     x = torch.empty(samples, *network.input_shape, device="meta")
     for block in network.blocks.values():
         before = keeper.bytes
@@ -181,7 +181,7 @@ _STYLE = """
 """
 
 
-def draw_svg(description: Description) -> str:
+def draw_svg(description: ModelSummary) -> str:
     """The network from top to bottom, as a picture that needs no other program; blocks with weights stand out."""
     height = _HEAD + (_BOX + _GAP) * (description.blocks + 1) - _GAP + _MARGIN
     network = escape(description.name)

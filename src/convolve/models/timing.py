@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from convolve.models.network import Network
 
-LEAST_PASSES = 3
+MIN_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
     network.chance.move(0, 0, 0)
     _time_pass(network, 2)
     pair = sum(map(sum, _time_pass(network, 2)))
-    fitting = int(2 * seconds / (pair * (LEAST_PASSES + 1)))
+    fitting = int(2 * seconds / (pair * (MIN_PASSES + 1)))
     measured = max(2, min(samples, fitting))
     _time_pass(network, measured)
     passes, end = list[list[tuple[float, float]]](), time.perf_counter() + seconds
-    while len(passes) < LEAST_PASSES or time.perf_counter() < end:
+    while len(passes) < MIN_PASSES or time.perf_counter() < end:
         passes.append(_time_pass(network, measured))
     scale = samples / measured
     blocks = (
@@ -64,7 +64,7 @@ def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     began = [time.perf_counter()]
     for names, run in passes.items():
         if x.requires_grad:
-            x.register_hook(partial(_note, arrived, names[0]))  # type: ignore[no-untyped-call]
+            x.register_hook(partial(_record, arrived, names[0]))  # type: ignore[no-untyped-call]
         x = run(x)
         began.append(time.perf_counter())
     loss = functional.cross_entropy(x, torch.zeros(samples, dtype=torch.int64))
@@ -79,7 +79,7 @@ def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     return [found.get(name, nothing) for name in network.blocks]
 
 
-def _note(arrived: dict[str, float], name: str, gradient: Tensor) -> None:
+def _record(arrived: dict[str, float], name: str, gradient: Tensor) -> None:
     arrived[name] = time.perf_counter()
 
 
@@ -101,7 +101,7 @@ def time_update(update: Callable[[], object], seconds: float) -> float:
     """The median time of a weight update in seconds; the first one, which makes the state, does not count."""
     update()
     taken, end = list[float](), time.perf_counter() + seconds
-    while len(taken) < LEAST_PASSES or time.perf_counter() < end:
+    while len(taken) < MIN_PASSES or time.perf_counter() < end:
         began = time.perf_counter()
         update()
         taken.append(time.perf_counter() - began)

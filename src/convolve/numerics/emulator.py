@@ -19,30 +19,30 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from convolve.numerics.formats import FP32
 from convolve.numerics.half_accumulation import Convolution, multiply, multiply_add
-from convolve.numerics.op_location import Place, Places
-from convolve.numerics.op_table import Colour, Traits, base_name, is_floating, is_norm, traits_of
+from convolve.numerics.op_location import OpLocation, OpTracker
+from convolve.numerics.op_table import ListColor, RoundingRule, base_name, is_floating, is_norm, rounding_rule
 from convolve.numerics.policy import Policy
 from convolve.numerics.rounding import Flags, Grid, round_, rounded
-from convolve.rng import mix
+from convolve.rng import hash_key
 
-_LOOK = Grid(FP32)
+_CHECKED = Grid(FP32)
 
 
 _BAD = int(Flags.OVERFLOW | Flags.NAN | Flags.INFINITY)
 
 
 @dataclass(frozen=True)
-class Meeting:
+class OverflowEvent:
     """An operation whose result left the format: where, what, and with which values."""
 
-    place: Place
+    place: OpLocation
     operation: str
     flags: Flags
     inputs: tuple[Any, ...]
     results: tuple[Tensor, ...]
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """Somebody who looks at values while they are computed."""
 
     def begin(self, step: int) -> None:
@@ -54,17 +54,17 @@ class Watcher(Protocol):
     def watching(self) -> bool:
         """Whether the results of this pass are wanted."""
 
-    def see(self, place: Place, operation: str, result: Tensor) -> None:
+    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """A result, before it is rounded."""
 
-    def keep(self, place: Place, operation: str, result: Tensor) -> None:
+    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """A result as the network goes on with it."""
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, meeting: OverflowEvent) -> None:
         """A result left the format."""
 
 
-class Blind:
+class NullObserver:
     """Looks at nothing; the base of those who look at one thing only."""
 
     def begin(self, step: int) -> None:
@@ -77,20 +77,20 @@ class Blind:
         """Nothing is wanted."""
         return False
 
-    def see(self, place: Place, operation: str, result: Tensor) -> None:
+    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """Let it pass."""
 
-    def keep(self, place: Place, operation: str, result: Tensor) -> None:
+    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """Let it pass."""
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, meeting: OverflowEvent) -> None:
         """Let it pass."""
 
 
 class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations and rounds their results as a policy says."""
 
-    def __init__(self, policy: Policy, places: Places, watcher: Watcher) -> None:
+    def __init__(self, policy: Policy, places: OpTracker, watcher: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.policy = policy
         self.places = places
@@ -105,14 +105,14 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and round what comes out."""
         kwargs = kwargs or {}
-        traits = traits_of(func)
-        place = None if traits is Traits.LEAVE else self.places.now()
+        traits = rounding_rule(func)
+        place = None if traits is RoundingRule.LEAVE else self.places.now()
         if place is None:
             return self._run_outside(func, args, kwargs, traits)
         grid = self._grid(place, func)
         if grid is None:
             return self._look(func(*args, **kwargs), place, func, args)
-        key = None if self.key is None else mix(self.key, place.layer, place.backward, self.places.number(place))
+        key = None if self.key is None else hash_key(self.key, place.layer, place.backward, self.places.number(place))
         if self.policy.lists is not None:
             args = tuple(self._narrowed(value, key) for value in args)
         results = self._partial(func, args, grid, key) if self.policy.half_partials else None
@@ -121,7 +121,7 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._round(results, traits, (place, base_name(func), args), grid, key)
         return results
 
-    def _grid(self, place: Place, func: Any) -> Grid | None:
+    def _grid(self, place: OpLocation, func: Any) -> Grid | None:
         """The grid for an operation; None where it stays in fp32."""
         layer = place.layer
         if layer not in self._forced:
@@ -133,25 +133,27 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         if self.policy.lists is not None:
             colour = self.policy.lists.colour(func)
-            self._in_16_bits = self._in_16_bits if colour is Colour.GREY else colour is Colour.WHITE
+            self._in_16_bits = self._in_16_bits if colour is ListColor.GREY else colour is ListColor.WHITE
             return self.policy.grid if self._in_16_bits else None
         return self.policy.grid
 
-    def _run_outside(self, func: Any, args: Any, kwargs: Any, traits: Traits) -> Any:
+    def _run_outside(self, func: Any, args: Any, kwargs: Any, traits: RoundingRule) -> Any:
         """Operations outside of the network are in fp32, except the accumulation of 16-bit gradients."""
         results = func(*args, **kwargs)
-        if traits is Traits.LEAVE or self.policy.master is FP32:
+        if traits is RoundingRule.LEAVE or self.policy.master is FP32:
             return results
         parameter = self.places.accumulating()
         if parameter is not None:
-            place = Place("accumulation", True)
-            key = None if self.key is None else mix(self.key, place.layer, parameter)
+            place = OpLocation("accumulation", True)
+            key = None if self.key is None else hash_key(self.key, place.layer, parameter)
             self._round(results, traits, (place, base_name(func), args), self.policy.grid, key)
         return results
 
-    def _round(self, results: Any, traits: Traits, what: tuple[Place, str, Any], grid: Grid, key: int | None) -> None:
+    def _round(
+        self, results: Any, traits: RoundingRule, what: tuple[OpLocation, str, Any], grid: Grid, key: int | None
+    ) -> None:
         tensors = _tensors(results)
-        first_only = traits is Traits.ROUND_FIRST and not self.policy.half_norm_statistics
+        first_only = traits is RoundingRule.ROUND_FIRST and not self.policy.half_norm_statistics
         watching, flags = self.watcher.watching(), 0
         for number, tensor in enumerate(tensors[:1] if first_only else tensors):
             if watching:
@@ -162,26 +164,26 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if flags & _BAD:
             self.report(flags, what, tensors)
 
-    def _look(self, results: Any, place: Place, func: Any, args: Any) -> Any:
+    def _look(self, results: Any, place: OpLocation, func: Any, args: Any) -> Any:
         """An operation in fp32: watched, not rounded."""
         if self._strict or self.watcher.watching():
-            self._round(results, Traits.ROUND, (place, base_name(func), args), _LOOK, None)
+            self._round(results, RoundingRule.ROUND, (place, base_name(func), args), _CHECKED, None)
         return results
 
-    def report(self, flags: int, what: tuple[Place, str, Any], tensors: list[Tensor]) -> None:
+    def report(self, flags: int, what: tuple[OpLocation, str, Any], tensors: list[Tensor]) -> None:
         """A result left its format: remember it, and tell whoever watches."""
         self.overflowed = True
-        self.watcher.meet(Meeting(what[0], what[1], Flags(flags), what[2], tuple(tensors)))
+        self.watcher.meet(OverflowEvent(what[0], what[1], Flags(flags), what[2], tuple(tensors)))
 
     def _narrowed(self, value: Any, key: int | None) -> Any:
         if not is_floating(value):
             return value
-        return rounded(value, self.policy.grid, None if key is None else mix(key, "input"))
+        return rounded(value, self.policy.grid, None if key is None else hash_key(key, "input"))
 
     def _partial(self, func: Any, args: Any, grid: Grid, key: int | None) -> Any:
         name = base_name(func)
         if name in ("mm", "addmm", "linear"):
-            return _partial_product(name, args, grid, key)
+            return _half_product(name, args, grid, key)
         if name in ("convolution", "conv2d"):
             x, weight, bias = args[:3]
             rest = args[3:] if name == "convolution" else ()
@@ -209,7 +211,7 @@ def _conv2d_options(args: Any) -> tuple[Any, Any, Any]:
     return stride, padding, dilation
 
 
-def _partial_product(name: str, args: Any, grid: Grid, key: int | None) -> Tensor:
+def _half_product(name: str, args: Any, grid: Grid, key: int | None) -> Tensor:
     if name == "mm":
         return multiply(args[0], args[1], grid, key)
     if name == "addmm":
@@ -227,7 +229,7 @@ def _tensors(results: Any) -> list[Tensor]:
     return [one for one in results if is_floating(one)] if isinstance(results, (tuple, list)) else []
 
 
-class _Narrow(torch.autograd.Function):
+class _RoundForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, key: int | None) -> Tensor:
         return rounded(x, grid, key)
@@ -237,7 +239,7 @@ class _Narrow(torch.autograd.Function):
         return grads[0], None, None
 
 
-class _Widen(torch.autograd.Function):
+class _RoundBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, key: int | None, seen: Callable[[int], None]) -> Tensor:
         ctx.how = (grid, key, seen)
@@ -251,7 +253,7 @@ class _Widen(torch.autograd.Function):
         return grad, None, None, None
 
 
-class Gates:
+class CastBoundary:
     """The casts at the borders between 16 bits and fp32."""
 
     def __init__(self, emulator: Emulator) -> None:
@@ -260,13 +262,13 @@ class Gates:
 
     def narrow(self, x: Any, place: str) -> Any:
         """Into 16 bits."""
-        return _Narrow.apply(x, self._grid, self._key(place)) if is_floating(x) else x  # type: ignore[no-untyped-call]
+        return _RoundForward.apply(x, self._grid, self._key(place)) if is_floating(x) else x  # type: ignore[no-untyped-call]
 
     def widen(self, x: Any, place: str) -> Any:
         """Into fp32; the gradient that comes back is rounded."""
         if not is_floating(x):
             return x
-        return _Widen.apply(x, self._grid, self._key(place), self._see(place))  # type: ignore[no-untyped-call]
+        return _RoundBackward.apply(x, self._grid, self._key(place), self._see(place))  # type: ignore[no-untyped-call]
 
     def surround(self, layer: str, module: nn.Module) -> None:
         """Gates around a layer that stays in fp32."""
@@ -282,12 +284,12 @@ class Gates:
         module.register_forward_hook(leave)
 
     def _key(self, place: str) -> int | None:
-        return None if self._emulator.key is None else mix(self._emulator.key, place)
+        return None if self._emulator.key is None else hash_key(self._emulator.key, place)
 
     def _see(self, place: str) -> Callable[[int], None]:
         def seen(flags: int) -> None:
             if flags & _BAD:
-                where = Place("loss" if place == "network<" else place.rstrip("<>"), True)
+                where = OpLocation("loss" if place == "network<" else place.rstrip("<>"), True)
                 self._emulator.report(flags, (where, "cast", ()), [])
 
         return seen

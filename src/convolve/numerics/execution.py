@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from convolve.numerics.emulator import Blind, Emulator, Gates, Watcher, swapped_weights
+from convolve.numerics.emulator import CastBoundary, Emulator, NullObserver, Observer, swapped_weights
 from convolve.numerics.formats import FP32
-from convolve.numerics.op_location import Places, Track
+from convolve.numerics.op_location import OpTracker, PassTrace
 from convolve.numerics.policy import Policy
 from convolve.numerics.rounding import Grid, round_, rounded
-from convolve.rng import mix
+from convolve.rng import hash_key
 
 NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -27,7 +27,7 @@ NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "step")
 
 
-class Arithmetic(Protocol):
+class Execution(Protocol):
     """How a network computes, and how its weights are kept."""
 
     policy: Policy
@@ -54,7 +54,7 @@ class Arithmetic(Protocol):
         """Put weights and optimiser state where the policy wants them, after an update."""
 
 
-class PlainArithmetic:
+class PlainExecution:
     """fp32 as torch does it."""
 
     policy = Policy()
@@ -82,7 +82,7 @@ class PlainArithmetic:
 
 
 @dataclass
-class Weights:
+class RoundedWeights:
     """The weights of a network under a policy: where they lie between steps, and how they get there."""
 
     policy: Policy
@@ -114,7 +114,7 @@ class Weights:
         if self.policy.master is not FP32 or self.policy.compute is FP32 or self.policy.lists is not None:
             return []
         return [
-            (parameter, rounded(parameter.data, grid, None if key is None else mix(key, name)))
+            (parameter, rounded(parameter.data, grid, None if key is None else hash_key(key, name)))
             for name, parameter in self._kept_in_16_bits()
         ]
 
@@ -124,10 +124,10 @@ class Weights:
                 yield name, parameter
 
     def _key(self, seed: int, step: int, place: str) -> int | None:
-        return mix(seed, step, "update", place) if self.policy.stochastic else None
+        return hash_key(seed, step, "update", place) if self.policy.stochastic else None
 
 
-class NativeArithmetic:
+class AutocastExecution:
     """The machine's own 16-bit kernels, through torch.autocast. Computation rounds to nearest."""
 
     def __init__(self, policy: Policy, where: torch.device) -> None:
@@ -137,7 +137,7 @@ class NativeArithmetic:
 
     def attach(self, network: nn.Module) -> None:
         """Every pass of this very network (not of a copy) runs under autocast; its output is fp32."""
-        self._weights = Weights(self.policy, network)
+        self._weights = RoundedWeights(self.policy, network)
 
         def enter(module: nn.Module, args: Any) -> None:
             if module is network:
@@ -175,21 +175,21 @@ class NativeArithmetic:
         self._weights.settle(optimiser, seed, step)
 
 
-class EmulatedArithmetic:
+class EmulatedExecution:
     """fp32 kernels, with each result rounded."""
 
-    def __init__(self, policy: Policy, watcher: Watcher | None = None) -> None:
+    def __init__(self, policy: Policy, watcher: Observer | None = None) -> None:
         self.policy = policy
-        self.places = Places()
-        self.emulator = Emulator(policy, self.places, watcher or Blind())
-        self._gates = Gates(self.emulator)
+        self.places = OpTracker()
+        self.emulator = Emulator(policy, self.places, watcher or NullObserver())
+        self._gates = CastBoundary(self.emulator)
         self._window: tuple[int, int] = (0, 0)
-        self._tracks: dict[int, Track] = {}
+        self._tracks: dict[int, PassTrace] = {}
         self._passes: list[ExitStack] = []
 
     def attach(self, network: nn.Module) -> None:
         """Hooks on the network and its layers; a copy of the network does not compute this way."""
-        self._weights = Weights(self.policy, network)
+        self._weights = RoundedWeights(self.policy, network)
         self.places.attach(network)
         self.emulator.norms = frozenset(
             name.replace(".", "/") for name, module in network.named_modules() if isinstance(module, NORM_MODULES)
@@ -236,7 +236,7 @@ class EmulatedArithmetic:
     def window(self, seed: int, step: int) -> Iterator[None]:
         """Weights as the computation sees them."""
         self._window, self._tracks = (seed, step), {}
-        key = mix(seed, step, "weights") if self.policy.stochastic else None
+        key = hash_key(seed, step, "weights") if self.policy.stochastic else None
         watcher = self.emulator.watcher
         with swapped_weights(self._weights.copies(self.policy.grid, key)):
             watcher.begin(step)
@@ -246,12 +246,12 @@ class EmulatedArithmetic:
     @contextmanager
     def micro_batch(self, first: int) -> Iterator[None]:
         """Round every result until this is left."""
-        self.emulator.key = mix(*self._window, first, "rounding") if self.policy.stochastic else None
-        with self._rounding(self._tracks.setdefault(first, Track())):
+        self.emulator.key = hash_key(*self._window, first, "rounding") if self.policy.stochastic else None
+        with self._rounding(self._tracks.setdefault(first, PassTrace())):
             yield
 
     @contextmanager
-    def _rounding(self, track: Track) -> Iterator[None]:
+    def _rounding(self, track: PassTrace) -> Iterator[None]:
         self.places.follow(track)
         self.places.active = True
         try:
@@ -264,7 +264,7 @@ class EmulatedArithmetic:
     def _evaluating(self) -> Iterator[None]:
         """A pass outside of training: to nearest, so that it can be repeated."""
         self.emulator.key = None
-        with swapped_weights(self._weights.copies(self.policy.grid, None)), self._rounding(Track()):
+        with swapped_weights(self._weights.copies(self.policy.grid, None)), self._rounding(PassTrace()):
             yield
 
     def overflowed(self) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convolve.numerics.rounding import Grid, round_
-from convolve.rng import mix
+from convolve.rng import hash_key
 
 CHUNK = 16
 
@@ -32,14 +32,14 @@ def multiply(a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor
     for number, start in enumerate(range(0, a.shape[1], CHUNK)):
         stop = start + CHUNK
         acc = _to_odd(acc.double() + left[:, start:stop] @ right[start:stop])
-        round_(acc, grid, None if key is None else mix(key, number))
+        round_(acc, grid, None if key is None else hash_key(key, number))
     return acc
 
 
 def multiply_add(bias: Tensor, a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor:
     """The same with a bias added at the end."""
     acc = multiply(a, b, grid, key) + bias
-    round_(acc, grid, None if key is None else mix(key, "bias"))
+    round_(acc, grid, None if key is None else hash_key(key, "bias"))
     return acc
 
 
@@ -68,12 +68,12 @@ class Convolution:
         outputs = []
         for number, (part, kernel) in enumerate(zip(self._split(x), weight.chunk(self.groups), strict=True)):
             columns = self._columns(part, kernel)
-            own = None if key is None else mix(key, number)
+            own = None if key is None else hash_key(key, number)
             outputs.append(multiply(columns, kernel.flatten(1).t(), self.grid, own))
         flat = torch.cat(outputs, 1)
         if bias is not None:
             flat = flat + bias
-            round_(flat, self.grid, None if key is None else mix(key, "bias"))
+            round_(flat, self.grid, None if key is None else hash_key(key, "bias"))
         return self._image(flat, x, self._size(x, weight))
 
     def backward(
@@ -89,7 +89,7 @@ class Convolution:
         groups = zip(self._split(grad), self._split(x), weight.chunk(self.groups), strict=True)
         for number, (g, part, kernel) in enumerate(groups):
             rows = g.permute(1, 0, 2, 3).flatten(1)
-            own = None if key is None else mix(key, "weight", number)
+            own = None if key is None else hash_key(key, "weight", number)
             parts.append(multiply(rows, self._columns(part, kernel), self.grid, own).view(kernel.shape))
         return torch.cat(parts)
 
@@ -100,7 +100,7 @@ class Convolution:
             spread = self._spread(g, x.shape[2:], kernel.shape[2:])
             columns = functional.unfold(spread, tuple(kernel.shape[2:]), dilation=self.dilation)
             turned = kernel.flip(2, 3).transpose(0, 1).flatten(1)
-            own = None if key is None else mix(key, "input", number)
+            own = None if key is None else hash_key(key, "input", number)
             rows = columns.transpose(1, 2).reshape(-1, columns.shape[1])
             outputs.append(multiply(rows, turned.t(), self.grid, own))
         return self._image(torch.cat(outputs, 1), x, tuple(x.shape[2:]))

@@ -30,22 +30,22 @@ from convolve.numerics.policy import Policy
 DEFAULT_SCALE = 128.0
 
 
-LARGEST_SCALE = 2.0**126
+MAX_SCALE = 2.0**126
 
 
-AUTOMATIC_LARGEST = 2.0**24
+AUTOMATIC_MAX_SCALE = 2.0**24
 
 
-Agree = Callable[[bool], bool]
+AnyRank = Callable[[bool], bool]
 
 
-def alone(bad: bool) -> bool:
+def single_process(bad: bool) -> bool:
     """The agreement of a single rank with itself."""
     return bad
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GradCheck:
     """Whether a step's gradients can be used, and the factor that was on them."""
 
     clean: bool
@@ -58,10 +58,10 @@ class Scaler(Protocol):
     scale: float
     skipped: int
 
-    def settle(self, network: nn.Module, overflowed: bool) -> Verdict:
+    def settle(self, network: nn.Module, overflowed: bool) -> GradCheck:
         """Look at the gradients of all ranks, divide them by the factor, and judge."""
 
-    def follow(self, verdict: Verdict, samples: int) -> None:
+    def follow(self, verdict: GradCheck, samples: int) -> None:
         """Adapt to a verdict; `samples` have been seen by now."""
 
     def state(self) -> dict[str, Any]:
@@ -77,11 +77,11 @@ class NoScaling:
     scale = 1.0
     skipped = 0
 
-    def settle(self, network: nn.Module, overflowed: bool) -> Verdict:
+    def settle(self, network: nn.Module, overflowed: bool) -> GradCheck:
         """All is well."""
-        return Verdict(True, 1.0)
+        return GradCheck(True, 1.0)
 
-    def follow(self, verdict: Verdict, samples: int) -> None:
+    def follow(self, verdict: GradCheck, samples: int) -> None:
         """Nothing changes."""
 
     def state(self) -> dict[str, Any]:
@@ -97,18 +97,18 @@ class StaticScaling:
 
     rule = "static"
 
-    def __init__(self, scale: float, agree: Agree = alone) -> None:
+    def __init__(self, scale: float, agree: AnyRank = single_process) -> None:
         self.scale = scale
         self.skipped = 0
         self.agree = agree
 
-    def settle(self, network: nn.Module, overflowed: bool) -> Verdict:
+    def settle(self, network: nn.Module, overflowed: bool) -> GradCheck:
         """Divide by the factor, and find out whether all gradients of all ranks are finite."""
         gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
         self.look(gradients)
         bad = self.judge_overflow(overflowed) or not _all_finite(gradients)
         torch._foreach_mul_(gradients, 1.0 / self.scale)
-        verdict = Verdict(not self.agree(bad), self.scale)
+        verdict = GradCheck(not self.agree(bad), self.scale)
         self.skipped += not verdict.clean
         return verdict
 
@@ -119,7 +119,7 @@ class StaticScaling:
     def look(self, gradients: list[Tensor]) -> None:
         """See the gradients before they are divided."""
 
-    def follow(self, verdict: Verdict, samples: int) -> None:
+    def follow(self, verdict: GradCheck, samples: int) -> None:
         """The factor stays."""
 
     def state(self) -> dict[str, Any]:
@@ -136,7 +136,9 @@ class StaticScaling:
 class DynamicScaling(StaticScaling):
     """Up after a number of clean steps, down after a number of bad ones."""
 
-    def __init__(self, scale: float, *, growth_steps: int, patience: int, in_a_row: bool, agree: Agree = alone) -> None:
+    def __init__(
+        self, scale: float, *, growth_steps: int, patience: int, in_a_row: bool, agree: AnyRank = single_process
+    ) -> None:
         super().__init__(scale, agree)
         self._growth_steps = growth_steps
         self._patience = patience
@@ -148,7 +150,7 @@ class DynamicScaling(StaticScaling):
         """A saturating device shows an overflow only here."""
         return overflowed
 
-    def follow(self, verdict: Verdict, samples: int) -> None:
+    def follow(self, verdict: GradCheck, samples: int) -> None:
         """Count, and change the factor when a count is full."""
         self.clean_steps = self.clean_steps + 1 if verdict.clean else 0
         self.bad_steps += not verdict.clean
@@ -160,7 +162,7 @@ class DynamicScaling(StaticScaling):
             self._change(2.0)
 
     def _change(self, factor: float) -> None:
-        self.scale = min(max(self.scale * factor, 1.0), LARGEST_SCALE)
+        self.scale = min(max(self.scale * factor, 1.0), MAX_SCALE)
         self.clean_steps = self.bad_steps = 0
 
     def state(self) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class DynamicScaling(StaticScaling):
 class RampScaling(StaticScaling):
     """Doubles in equal parts of the run; a function of samples seen, so nothing has to be kept but the skips."""
 
-    def __init__(self, initial: float, final: float, span: tuple[int, int], agree: Agree = alone) -> None:
+    def __init__(self, initial: float, final: float, span: tuple[int, int], agree: AnyRank = single_process) -> None:
         super().__init__(initial, agree)
         self._initial = initial
         total, epoch = span
@@ -185,7 +187,7 @@ class RampScaling(StaticScaling):
         whole = epochs // self._levels
         self._period = (whole or epochs / self._levels) * epoch
 
-    def follow(self, verdict: Verdict, samples: int) -> None:
+    def follow(self, verdict: GradCheck, samples: int) -> None:
         """The factor of the next step."""
         self.scale = self._initial * 2.0 ** min(self._levels - 1, int(samples // self._period))
 
@@ -200,7 +202,7 @@ class AutomaticScaling(StaticScaling):
     PERIOD = 16
     SHARE = 1e-7
 
-    def __init__(self, scale: float, largest: float, agree: Agree = alone) -> None:
+    def __init__(self, scale: float, largest: float, agree: AnyRank = single_process) -> None:
         super().__init__(scale, agree)
         self._edge = largest / 8
         self.steps = 0
@@ -216,7 +218,7 @@ class AutomaticScaling(StaticScaling):
         self.high += sum(int((gradient.abs() > self._edge).sum()) for gradient in gradients)
         self.seen += sum(gradient.numel() for gradient in gradients)
 
-    def follow(self, verdict: Verdict, samples: int) -> None:
+    def follow(self, verdict: GradCheck, samples: int) -> None:
         """Halve at once after an overflow; otherwise decide once in a period."""
         self.steps += 1
         if not verdict.clean:
@@ -226,7 +228,7 @@ class AutomaticScaling(StaticScaling):
             self._change(0.5 if crowded else 2.0)
 
     def _change(self, factor: float) -> None:
-        self.scale = min(max(self.scale * factor, 1.0), AUTOMATIC_LARGEST)
+        self.scale = min(max(self.scale * factor, 1.0), AUTOMATIC_MAX_SCALE)
         self.steps = self.high = self.seen = 0
 
     def state(self) -> dict[str, Any]:
@@ -240,7 +242,9 @@ def _all_finite(gradients: Iterable[Tensor]) -> bool:
     return bool(torch.stack(sums).isfinite().all()) if sums else True
 
 
-def build_scaler(config: PrecisionConfig, policy: Policy, span: tuple[int, int], agree: Agree = alone) -> Scaler:
+def build_scaler(
+    config: PrecisionConfig, policy: Policy, span: tuple[int, int], agree: AnyRank = single_process
+) -> Scaler:
     """The scaler that a config asks for; `span` is the run and one epoch in samples."""
     model = DEVICE_MODELS[config.device_model] if config.device_model else None
     rule = config.loss_scaling_rule

@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from convolve.errors import ConfigError, NumericsError
-from convolve.numerics.emulator import Blind, Meeting, Watcher
+from convolve.numerics.emulator import NullObserver, Observer, OverflowEvent
 from convolve.numerics.formats import Format
-from convolve.numerics.op_location import Place
+from convolve.numerics.op_location import OpLocation
 from convolve.numerics.rounding import Flags
 
-LOWEST, HIGHEST = -40, 40
+MIN_EXPONENT, MAX_EXPONENT = -40, 40
 
 
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -43,7 +43,7 @@ def parse_steps(text: str) -> list[range]:
     return ranges
 
 
-def name_trouble(meeting: Meeting) -> str:
+def describe_problem(meeting: OverflowEvent) -> str:
     """What kind of trouble a result is."""
     if meeting.flags & Flags.NAN:
         return "invalid result (NaN)"
@@ -51,10 +51,10 @@ def name_trouble(meeting: Meeting) -> str:
     return "division by zero" if meeting.flags & Flags.INFINITY and divides else "overflow"
 
 
-class Watchers:
+class Observers:
     """Many watchers as one."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
+    def __init__(self, watchers: Sequence[Observer]) -> None:
         self._watchers = tuple(watchers)
 
     def begin(self, step: int) -> None:
@@ -71,26 +71,26 @@ class Watchers:
         """Whether one of them wants results."""
         return any(watcher.watching() for watcher in self._watchers)
 
-    def see(self, place: Place, operation: str, result: Tensor) -> None:
+    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """Show it to those who want it."""
         for watcher in self._watchers:
             if watcher.watching():
                 watcher.see(place, operation, result)
 
-    def keep(self, place: Place, operation: str, result: Tensor) -> None:
+    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """Show it to those who want it."""
         for watcher in self._watchers:
             if watcher.watching():
                 watcher.keep(place, operation, result)
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, meeting: OverflowEvent) -> None:
         """Tell all of them."""
         for watcher in self._watchers:
             watcher.meet(meeting)
 
 
 @dataclass
-class Trap(Blind):
+class OverflowTrap(NullObserver):
     """Ends the run at the first overflow, invalid result or division by zero."""
 
     step: int | None = None
@@ -103,19 +103,19 @@ class Trap(Blind):
         """What comes until the next step is evaluation."""
         self.step = None
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, meeting: OverflowEvent) -> None:
         """Name layer, direction and step, and stop."""
         when = "in evaluation" if self.step is None else f"at step {self.step}"
         direction = "backward" if meeting.place.backward else "forward"
         raise NumericsError(
-            f"{name_trouble(meeting)} in layer {meeting.place.layer or 'network'}, {direction}, {when} "
+            f"{describe_problem(meeting)} in layer {meeting.place.layer or 'network'}, {direction}, {when} "
             f"({meeting.operation}): fp-exceptions ends the run; lower --loss-scaling or --learning-rate, "
             "or set --saturate-on-overflow"
         )
 
 
 @dataclass
-class OverflowDump(Blind):
+class OverflowDump(NullObserver):
     """Writes the first operation whose result left the format."""
 
     folder: Path
@@ -130,19 +130,19 @@ class OverflowDump(Blind):
         """What comes until the next step is evaluation, which is not dumped."""
         self.step = None
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, meeting: OverflowEvent) -> None:
         """Write inputs and results, once in a run."""
         if self.written is not None or self.step is None:
             return
         tensors = {f"input.{n}": x for n, x in enumerate(meeting.inputs) if isinstance(x, Tensor)}
         tensors.update({f"result.{n}": x for n, x in enumerate(meeting.results)})
         facts = {"layer": meeting.place.layer, "direction": "backward" if meeting.place.backward else "forward"}
-        facts |= {"operation": meeting.operation, "trouble": name_trouble(meeting), "step": str(self.step)}
+        facts |= {"operation": meeting.operation, "trouble": describe_problem(meeting), "step": str(self.step)}
         self.written = write_dump(self.folder / f"overflow-step-{self.step:09d}.safetensors", tensors, facts)
 
 
 @dataclass
-class StepDump(Blind):
+class StepDump(NullObserver):
     """Writes all results of chosen steps, as the network went on with them."""
 
     folder: Path
@@ -158,7 +158,7 @@ class StepDump(Blind):
         """Whether this step was chosen."""
         return self.step is not None
 
-    def keep(self, place: Place, operation: str, result: Tensor) -> None:
+    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """Take a copy."""
         direction = "backward" if place.backward else "forward"
         stem = f"{place.layer or 'network'}:{direction}:{operation}"
@@ -199,7 +199,7 @@ def describe_tensor(x: Tensor) -> dict[str, Any]:
 
 
 @dataclass
-class Census:
+class ExponentHistogram:
     """What was counted in one layer and direction; shares are of all values that are not zero."""
 
     values: int = 0
@@ -207,7 +207,7 @@ class Census:
     lost: int = 0
     subnormal: int = 0
     over: int = 0
-    exponents: list[int] = field(default_factory=lambda: [0] * (HIGHEST - LOWEST + 1))
+    exponents: list[int] = field(default_factory=lambda: [0] * (MAX_EXPONENT - MIN_EXPONENT + 1))
 
     def add(self, x: Tensor, target: Format) -> None:
         """Count a result before it is rounded."""
@@ -219,8 +219,8 @@ class Census:
         self.lost += int((kept <= target.smallest / 2).sum())
         self.subnormal += int((kept < target.smallest_normal).sum())
         self.over += int((size > target.largest).sum()) + int(size.isnan().sum())
-        bins = (torch.frexp(kept).exponent - 1).clamp(LOWEST, HIGHEST).long() - LOWEST
-        counts = torch.bincount(bins, minlength=HIGHEST - LOWEST + 1).tolist()
+        bins = (torch.frexp(kept).exponent - 1).clamp(MIN_EXPONENT, MAX_EXPONENT).long() - MIN_EXPONENT
+        counts = torch.bincount(bins, minlength=MAX_EXPONENT - MIN_EXPONENT + 1).tolist()
         self.exponents = [a + b for a, b in zip(self.exponents, counts, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
@@ -234,20 +234,20 @@ class Census:
             "underflow_share": self.lost / whole,
             "subnormal_share": self.subnormal / whole,
             "overflow_share": self.over / whole,
-            "first_exponent": LOWEST + first,
+            "first_exponent": MIN_EXPONENT + first,
             "exponents": self.exponents[first : last + 1],
         }
 
 
 @dataclass
-class Survey(Blind):
+class ExponentSurvey(NullObserver):
     """Every so many steps, a census of all layers; `tell` gets the step and the counts by place."""
 
     every: int
     target: Format
     tell: Callable[[int, dict[str, Any]], None]
     step: int | None = None
-    counts: dict[str, Census] = field(default_factory=dict)
+    counts: dict[str, ExponentHistogram] = field(default_factory=dict)
 
     def begin(self, step: int) -> None:
         """Start to count if it is time."""
@@ -257,10 +257,10 @@ class Survey(Blind):
         """Whether this step is counted."""
         return self.step is not None
 
-    def see(self, place: Place, operation: str, result: Tensor) -> None:
+    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
         """Count a result before it is rounded."""
         name = f"{place.layer or 'network'}/{'backward' if place.backward else 'forward'}"
-        self.counts.setdefault(name, Census()).add(result, self.target)
+        self.counts.setdefault(name, ExponentHistogram()).add(result, self.target)
 
     def end(self) -> None:
         """Tell what was counted."""

@@ -20,7 +20,7 @@ ACCUMULATION = 2**64 - 1
 OUTSIDE = ""
 
 
-class Place(NamedTuple):
+class OpLocation(NamedTuple):
     """A layer and a direction; the network as a whole is the layer "", and outside of it is no place."""
 
     layer: str
@@ -31,20 +31,20 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Track:
+class PassTrace:
     """What is known of one micro batch: the layers that it is in, where each began, and operations so far."""
 
     stack: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
-    counts: Counter[Place] = field(default_factory=Counter)
+    counts: Counter[OpLocation] = field(default_factory=Counter)
 
 
-class Places:
+class OpTracker:
     """Follows a network through its passes; the micro batches of a pipeline are followed side by side."""
 
     def __init__(self) -> None:
-        self._track = Track()
+        self._track = PassTrace()
         self._parameters: dict[int, str] = {}
         self.active = False
 
@@ -57,14 +57,14 @@ class Places:
                 module.register_forward_pre_hook(self._enter_hook(layer))
                 module.register_forward_hook(self._leave_hook(), always_call=True)
 
-    def follow(self, track: Track) -> None:
+    def follow(self, track: PassTrace) -> None:
         """What comes now belongs to this micro batch."""
         self._track = track
 
     def enter(self, layer: str) -> None:
         """What comes now belongs to a layer."""
         self._track.stack.append(layer)
-        self._track.counts[Place(layer, False)] = 0
+        self._track.counts[OpLocation(layer, False)] = 0
         self._mark()
 
     def leave(self) -> None:
@@ -73,19 +73,19 @@ class Places:
             self._track.stack.pop()
             self._mark()
 
-    def now(self) -> Place | None:
+    def now(self) -> OpLocation | None:
         """Where the operation that is being run belongs; None: outside of the network."""
         track = self._track
         if track.stack:
-            return Place(track.stack[-1], False)
+            return OpLocation(track.stack[-1], False)
         node = torch._C._current_autograd_node()
         if node is None:
             return None
         index = bisect_right(track.starts, node._sequence_nr()) - 1
         layer = track.names[index] if index >= 0 else None
-        return None if layer is None else Place(layer, True)
+        return None if layer is None else OpLocation(layer, True)
 
-    def number(self, place: Place) -> int:
+    def number(self, place: OpLocation) -> int:
         """The number of this operation at its place: the same in every repetition of the pass."""
         self._track.counts[place] += 1
         return self._track.counts[place]

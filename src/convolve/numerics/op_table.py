@@ -83,7 +83,7 @@ def is_norm(operation: Any) -> bool:
     return TYPE_OF.get(base_name(operation)) in NORMS
 
 
-class Traits(Enum):
+class RoundingRule(Enum):
     """What has to be done with the results of an operation."""
 
     LEAVE = "leave"
@@ -92,14 +92,14 @@ class Traits(Enum):
 
 
 @cache
-def traits_of(operation: Any) -> Traits:
+def rounding_rule(operation: Any) -> RoundingRule:
     """Whether the results of an ATen operation are to be rounded: views and exact ones never."""
     schema, name = operation._schema, base_name(operation)
     writes = any(part.alias_info is not None and part.alias_info.is_write for part in schema.arguments)
     is_view = any(part.alias_info is not None for part in schema.returns) and not writes
     if is_view or name in _EXACT or not schema.returns:
-        return Traits.LEAVE
-    return Traits.ROUND_FIRST if name in _STATISTICS else Traits.ROUND
+        return RoundingRule.LEAVE
+    return RoundingRule.ROUND_FIRST if name in _STATISTICS else RoundingRule.ROUND
 
 
 @cache
@@ -108,7 +108,7 @@ def base_name(operation: Any) -> str:
     return str(operation._schema.name).partition("::")[2]
 
 
-class Colour(Enum):
+class ListColor(Enum):
     """Where an operation stands in the lists."""
 
     WHITE = "white"
@@ -123,15 +123,15 @@ class OperationLists:
     white: frozenset[str] = WHITE
     black: frozenset[str] = BLACK
     greys_follow: bool = True
-    colours: dict[str, Colour] = field(default_factory=dict, compare=False, repr=False)
+    colours: dict[str, ListColor] = field(default_factory=dict, compare=False, repr=False)
 
-    def colour(self, operation: Any) -> Colour:
+    def colour(self, operation: Any) -> ListColor:
         """The colour of an ATen operation; one without a name in the lists is grey."""
         name = base_name(operation)
         if name not in self.colours:
             kind = TYPE_OF.get(name, name)
-            both = ((self.white, Colour.WHITE), (self.black, Colour.BLACK))
-            grey = Colour.GREY if self.greys_follow else Colour.BLACK
+            both = ((self.white, ListColor.WHITE), (self.black, ListColor.BLACK))
+            grey = ListColor.GREY if self.greys_follow else ListColor.BLACK
             self.colours[name] = next((colour for names, colour in both if kind in names), grey)
         return self.colours[name]
 

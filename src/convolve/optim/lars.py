@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 
-class _Rule(torch.optim.Optimizer):
+class Rule(torch.optim.Optimizer):
     """Walks over the parameters that have gradients; subclasses say what happens to one of them."""
 
     @torch.no_grad()
@@ -44,7 +44,7 @@ def _slot(state: dict[str, Tensor], name: str, weight: Tensor, first: float = 0.
     return state[name]
 
 
-class Lars(_Rule):
+class Lars(Rule):
     """Layer-wise adaptive rates; the decay is part of the trust ratio and of the update, and of nothing else."""
 
     def __init__(self, groups: Any, *, lr: float, momentum: float, eeta: float, epsilon: float) -> None:

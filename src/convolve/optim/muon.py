@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from convolve.optim.lars import _Rule, _slot
+from convolve.optim.lars import Rule, _slot
 
 # Newton-Schulz coefficients of Jordan et al.: singular values end between 0.7 and 1.2 after five rounds.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
-class Muon(_Rule):
+class Muon(Rule):
     """Orthogonalised momentum for convolutions, Nesterov momentum for all else."""
 
     def __init__(self, groups: Any, *, lr: float, momentum: float, rounds: int, fixed_norm: bool) -> None:
@@ -40,11 +40,11 @@ class Muon(_Rule):
             weight.mul_(len(weight) ** 0.5 / weight.norm() if group["fixed_norm"] else kept)
             flat = ahead.reshape(len(ahead), -1)
             longer = max(1, flat.shape[0] / flat.shape[1])
-            ahead = orthogonalise(flat, group["rounds"]).mul_(longer**0.5).view(ahead.shape)
+            ahead = orthogonalize(flat, group["rounds"]).mul_(longer**0.5).view(ahead.shape)
         weight.add_(ahead, alpha=-group["lr"])
 
 
-def orthogonalise(matrix: Tensor, rounds: int) -> Tensor:
+def orthogonalize(matrix: Tensor, rounds: int) -> Tensor:
     """A matrix with the singular vectors of the given one and singular values near 1."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

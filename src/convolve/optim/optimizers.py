@@ -19,10 +19,10 @@ from convolve.optim.rmsprop_tf import RMSpropTF
 Groups = list[dict[str, Any]]
 
 
-Owns = Callable[[str], bool]
+OwnsFn = Callable[[str], bool]
 
 
-def parameter_groups(model: nn.Module, config: OptimConfig, owns: Owns = lambda name: True) -> Groups:
+def parameter_groups(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> Groups:
     """Parameters that decay, those that do not, and those of either kind with a rate of their own.
 
     Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by. Parameters
@@ -140,7 +140,7 @@ RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
 }
 
 
-def build_optimiser(model: nn.Module, config: OptimConfig, owns: Owns = lambda name: True) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> torch.optim.Optimizer:
     """The update rule for a model's parameters, or for those that this process owns."""
     return RULES[config.optimiser](parameter_groups(model, config, owns), config)
 
@@ -160,7 +160,7 @@ def count_moments(config: OptimConfig) -> tuple[int, int]:
     }[config.optimiser]
 
 
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Use this learning rate from the next update on."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
-from convolve.optim.lars import _Rule, _slot
+from convolve.optim.lars import Rule, _slot
 
 
-class RMSpropTF(_Rule):
+class RMSpropTF(Rule):
     """RMSprop as TensorFlow computes it."""
 
     def __init__(self, groups: Any, *, lr: float, decay: float, momentum: float, epsilon: float) -> None:

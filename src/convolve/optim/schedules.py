@@ -30,7 +30,7 @@ Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Span:
+class RunSpan:
     """The run in samples: all of it, and one epoch."""
 
     total: int
@@ -45,12 +45,12 @@ def _stepped(config: ScheduleConfig, progress: float) -> float:
     return config.learning_rate_decay ** sum(drop < progress for drop in config.learning_rate_schedule)
 
 
-def _fall_by_cosine(share: float) -> float:
+def _cosine_decay(share: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 def _cosine(config: ScheduleConfig, progress: float) -> float:
-    return _fall_by_cosine(progress)
+    return _cosine_decay(progress)
 
 
 def _exponential(config: ScheduleConfig, progress: float) -> float:
@@ -70,8 +70,8 @@ def _trapezoid(config: ScheduleConfig, progress: float) -> float:
 def _onecycle(config: ScheduleConfig, progress: float) -> float:
     rise = config.rise_share
     if progress < rise:
-        return 1.0 + (config.first_ratio - 1.0) * _fall_by_cosine(progress / rise)
-    return config.last_ratio + (1.0 - config.last_ratio) * _fall_by_cosine((progress - rise) / (1.0 - rise))
+        return 1.0 + (config.first_ratio - 1.0) * _cosine_decay(progress / rise)
+    return config.last_ratio + (1.0 - config.last_ratio) * _cosine_decay((progress - rise) / (1.0 - rise))
 
 
 SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
@@ -84,7 +84,7 @@ SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
 }
 
 
-def _polynomial(config: ScheduleConfig, peak: float, span: Span) -> Schedule:
+def _polynomial(config: ScheduleConfig, peak: float, span: RunSpan) -> Schedule:
     warmup = config.warmup_epochs * span.epoch
     end = peak * config.poly_lr_end_ratio
 
@@ -97,7 +97,7 @@ def _polynomial(config: ScheduleConfig, peak: float, span: Span) -> Schedule:
     return rate
 
 
-def _offered(name: str) -> Callable[[ScheduleConfig, float, Span], Schedule]:
+def _entry_points(name: str) -> Callable[[ScheduleConfig, float, RunSpan], Schedule]:
     """The schedule that an installed package offers under a name."""
     offers = list(entry_points(group=SCHEDULE_GROUP, name=name))
     if len(offers) != 1:
@@ -108,16 +108,16 @@ def _offered(name: str) -> Callable[[ScheduleConfig, float, Span], Schedule]:
         raise ConfigError(f"lr-schedule={name}: {offers[0].value} cannot be imported ({error}); mend it") from error
     if not callable(found):
         raise ConfigError(f"lr-schedule={name}: {offers[0].value} cannot be called; mend the package")
-    build: Callable[[ScheduleConfig, float, Span], Schedule] = found
+    build: Callable[[ScheduleConfig, float, RunSpan], Schedule] = found
     return build
 
 
-def build_schedule(config: ScheduleConfig, peak: float, span: Span) -> Schedule:
+def build_schedule(config: ScheduleConfig, peak: float, span: RunSpan) -> Schedule:
     """The learning rate as a function of the number of samples seen so far."""
     if config.lr_schedule == "polynomial":
         return _polynomial(config, peak, span)
     if config.lr_schedule not in SHAPES:
-        return _offered(config.lr_schedule)(config, peak, span)
+        return _entry_points(config.lr_schedule)(config, peak, span)
     shape = SHAPES[config.lr_schedule]
     warmup = config.warmup_epochs * span.epoch
 

@@ -9,20 +9,20 @@ from math import prod
 import torch
 
 from convolve.config import Config, ModelConfig
-from convolve.engine.build import _find_input, _sketch
+from convolve.engine.build import _build_on_meta, _find_input
 from convolve.models import registry
 from convolve.models.network import Network, Shape, match_blocks
-from convolve.models.summary import describe
+from convolve.models.summary import summarize
 from convolve.models.timing import BlockTime, time_blocks, time_update
 from convolve.numerics.policy import build_policy
 from convolve.numerics.select import use_kernels
-from convolve.optim.optimizers import build_optimiser, count_moments
-from convolve.planning.memory import Block, Load, Storage
+from convolve.optim.optimizers import build_optimizer, count_moments
+from convolve.planning.memory import BlockCost, StateBytes, Workload
 
 FLOAT32_BYTES = 4
 
 
-MEASURING_SECONDS = 1.5
+PROFILE_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Costs:
         return Costs(blocks, factor * self.update, f"{self.source}, {factor:g} processes on each core")
 
 
-def list_blocks(config: Config) -> tuple[Block, ...]:
+def list_blocks(config: Config) -> tuple[BlockCost, ...]:
     """Every block of a config's network with what it costs per sample."""
     return _list_blocks(config.model, *_find_input(config))
 
 
 @cache
-def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Block, ...]:
-    network = _sketch(options, classes, shape)
-    rows = describe(options.model, network).rows
+def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[BlockCost, ...]:
+    network = _build_on_meta(options, classes, shape)
+    rows = summarize(options.model, network).rows
     seams = set(network.seams)
     inputs = [network.input_shape, *(row.shape for row in rows)]
     trained = [
@@ -57,7 +57,7 @@ def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Bloc
         for block in network.blocks.values()
     ]
     return tuple(
-        Block(
+        BlockCost(
             name=row.name,
             parameters=row.parameters,
             trained=learns,
@@ -70,11 +70,11 @@ def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Bloc
     )
 
 
-def choose_storage(config: Config) -> Storage:
+def state_bytes(config: Config) -> StateBytes:
     """In how many bytes the values of a training are kept."""
     policy = build_policy(config.precision)
     first, second = count_moments(config.optim)
-    return Storage(
+    return StateBytes(
         weight_bytes=policy.master.bits // 8,
         compute_bytes=policy.compute.bits // 8,
         first_moments=first,
@@ -84,15 +84,15 @@ def choose_storage(config: Config) -> Storage:
     )
 
 
-def choose_load(config: Config, blocks: Sequence[Block]) -> Load:
+def workload(config: Config, blocks: Sequence[BlockCost]) -> Workload:
     """The micro batch of a training, and after which blocks recomputation keeps activations."""
     if not config.parallel.enable_recomputation:
-        return Load(config.optim.batch_size)
+        return Workload(config.optim.batch_size)
     patterns = config.parallel.recompute_checkpoints or ("*",)
-    return Load(config.optim.batch_size, match_blocks((block.name for block in blocks), patterns))
+    return Workload(config.optim.batch_size, match_blocks((block.name for block in blocks), patterns))
 
 
-def calculate_costs(config: Config, blocks: Sequence[Block], flops: float) -> Costs:
+def calculate_costs(config: Config, blocks: Sequence[BlockCost], flops: float) -> Costs:
     """Times on a device that computes `flops` operations per second, two for each multiply-add.
 
     A backward pass costs two forward passes, one for the gradient of the weights and one for that of the input, which
@@ -112,10 +112,10 @@ def measure_costs(config: Config, network: Network, threads: int) -> Costs:
     filled = registry.find(config.model.model).fill(network, config.run.seed)
     filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     use_kernels(config, filled)
-    optimiser = build_optimiser(filled, config.settled_optim())
+    optimiser = build_optimizer(filled, config.settled_optim())
     with _threads(threads):
-        timing = time_blocks(filled, samples, MEASURING_SECONDS)
-        update = time_update(optimiser.step, MEASURING_SECONDS / 10)
+        timing = time_blocks(filled, samples, PROFILE_SECONDS)
+        update = time_update(optimiser.step, PROFILE_SECONDS / 10)
     trained = sum(weight.numel() for weight in filled.parameters() if weight.requires_grad)
     fewer = f" with {timing.samples} samples and scaled to {samples}" if timing.samples < samples else ""
     return Costs(timing.blocks, update / trained, f"measured on this CPU in fp32, {threads} threads{fewer}")

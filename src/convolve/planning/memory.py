@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockCost:
     """One block of the network: values per sample that enter it and that its backward pass needs; whether a stage may
     begin with it."""
 
@@ -32,7 +32,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Storage:
+class StateBytes:
     """Bytes of each kind of value, and how many of them there are for each trained weight."""
 
     weight_bytes: int = 4
@@ -59,7 +59,7 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What passes through a stage: samples in a micro batch, and after which blocks recomputation keeps activations.
 
     `kept` is None without recomputation. The input of a stage is always kept.
@@ -68,11 +68,11 @@ class Load:
     samples: int
     kept: frozenset[str] | None = None
 
-    def held_values(self, blocks: Sequence[Block], micro_batches: int) -> int:
+    def held_values(self, blocks: Sequence[BlockCost], micro_batches: int) -> int:
         """The most values that a stage keeps for its backward passes."""
         if self.kept is None:
             return self.samples * micro_batches * sum(block.kept_values for block in blocks)
-        segments: list[list[Block]] = [[]]
+        segments: list[list[BlockCost]] = [[]]
         for block in blocks:
             segments[-1].append(block)
             if block.name in self.kept and block is not blocks[-1]:
@@ -83,14 +83,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryModel:
     """The memory question: how values are stored, what passes through, and what one device has."""
 
-    storage: Storage
-    load: Load
+    storage: StateBytes
+    load: Workload
     limit: int
 
-    def need(self, blocks: Sequence[Block], micro_batches: int) -> StageMemory:
+    def need(self, blocks: Sequence[BlockCost], micro_batches: int) -> StageMemory:
         """What a stage of these blocks needs while it holds so many micro batches."""
         store = self.storage
         parameters = sum(block.parameters for block in blocks)
@@ -104,6 +104,6 @@ class Budget:
             activations=store.compute_bytes * self.load.held_values(blocks, micro_batches),
         )
 
-    def fits(self, blocks: Sequence[Block], micro_batches: int) -> bool:
+    def fits(self, blocks: Sequence[BlockCost], micro_batches: int) -> bool:
         """Whether one device has room for such a stage."""
         return self.need(blocks, micro_batches).total <= self.limit

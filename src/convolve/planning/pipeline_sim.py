@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from convolve.distributed.pipeline import SCHEDULES, Pass, Task
+from convolve.distributed.pipeline import SCHEDULES, Pass, ScheduledTask
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StageTime:
 
 
 @dataclass(frozen=True)
-class Box:
+class ScheduledPass:
     """One pass in the timetable; times are seconds from the beginning of the step."""
 
     stage: int
@@ -42,10 +42,10 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Timetable:
+class PipelineSchedule:
     """All passes of one step."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[ScheduledPass, ...]
     stages: int
     micro_batches: int
 
@@ -60,17 +60,17 @@ class Timetable:
         busy = sum(box.end - box.begin for box in self.boxes)
         return 1 - busy / (self.stages * self.seconds) if self.seconds else 0.0
 
-    def last_backward(self, stage: int) -> Box:
+    def last_backward(self, stage: int) -> ScheduledPass:
         """The pass after which the gradients of a stage are complete."""
         own = (box for box in self.boxes if box.stage == stage and box.direction is Pass.BACKWARD)
         return max(own, key=lambda box: box.end)
 
 
-def draw_up(schedule: str, times: Sequence[StageTime], micro_batches: int) -> Timetable:
+def simulate(schedule: str, times: Sequence[StageTime], micro_batches: int) -> PipelineSchedule:
     """The timetable of one step: every pass begins as soon as its stage is free and its input is there."""
     stages = len(times)
     waiting = [SCHEDULES[schedule](stage, stages, micro_batches)[::-1] for stage in range(stages)]
-    boxes, free, post = list[Box](), [0.0] * stages, _Post(times)
+    boxes, free, post = list[ScheduledPass](), [0.0] * stages, _Channels(times)
     while any(waiting):
         for stage, tasks in enumerate(waiting):
             while tasks and (ready := post.arrival(stage, tasks[-1])) is not None:
@@ -78,12 +78,12 @@ def draw_up(schedule: str, times: Sequence[StageTime], micro_batches: int) -> Ti
                 begin = max(free[stage], ready)
                 spent = times[stage].forward if direction is Pass.FORWARD else times[stage].backward
                 free[stage] = begin + spent
-                boxes.append(Box(stage, index, direction, begin, free[stage]))
+                boxes.append(ScheduledPass(stage, index, direction, begin, free[stage]))
                 post.send(boxes[-1])
-    return Timetable(tuple(boxes), stages, micro_batches)
+    return PipelineSchedule(tuple(boxes), stages, micro_batches)
 
 
-class _Post:
+class _Channels:
     """Messages between stages; each wire carries one after the other, in each direction."""
 
     def __init__(self, times: Sequence[StageTime]) -> None:
@@ -91,13 +91,13 @@ class _Post:
         self._arrived: dict[tuple[int, Pass, int], float] = {}
         self._free: dict[tuple[int, Pass], float] = {}
 
-    def arrival(self, stage: int, task: Task) -> float | None:
+    def arrival(self, stage: int, task: ScheduledTask) -> float | None:
         """When the input of a pass is there; None while nobody has made it."""
         if stage == 0 and task[0] is Pass.FORWARD:
             return 0.0
         return self._arrived.get((stage, *task))
 
-    def send(self, box: Box) -> None:
+    def send(self, box: ScheduledPass) -> None:
         """Hand the result of a pass to whoever waits for it."""
         forward = box.direction is Pass.FORWARD
         target = box.stage + (1 if forward else -1)
@@ -116,7 +116,7 @@ _WIDTH = 960
 
 
 # A number inside a narrower box could not be read.
-_LEAST_LABEL = 16.0
+_MIN_LABEL = 16.0
 
 
 _STYLE = """
@@ -138,7 +138,7 @@ _STYLE = """
 """
 
 
-def draw_timetable(timetable: Timetable, title: str) -> str:
+def draw_schedule(timetable: PipelineSchedule, title: str) -> str:
     """The timetable as an SVG that needs no other program and follows light and dark."""
     height = _TOP + _ROW * timetable.stages + _FOOT
     scale = (_WIDTH - _LEFT - 20) / timetable.seconds
@@ -168,7 +168,7 @@ def _draw_row(stage: int, width: float) -> str:
     )
 
 
-def _draw_box(box: Box, scale: float) -> str:
+def _draw_box(box: ScheduledPass, scale: float) -> str:
     left, width = _LEFT + box.begin * scale, (box.end - box.begin) * scale
     top = _TOP + _ROW * box.stage
     told = f"stage {box.stage}, micro batch {box.micro_batch}, {box.direction.value}"
@@ -176,7 +176,7 @@ def _draw_box(box: Box, scale: float) -> str:
     label = f'<text class="number" x="{left + width / 2:.2f}" y="{top + 17}">{box.micro_batch}</text>'
     return (
         f'<rect class="{box.direction.value}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}">'
-        f"<title>{told}, {moments}</title></rect>" + (label if width >= _LEAST_LABEL else "")
+        f"<title>{told}, {moments}</title></rect>" + (label if width >= _MIN_LABEL else "")
     )
 
 

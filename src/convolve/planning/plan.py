@@ -7,33 +7,33 @@ from pathlib import Path
 from convolve import device
 from convolve.config import Config
 from convolve.config.training import AUTO_SPLITS
-from convolve.distributed.pipeline import ideal_bubble, settle_schedule
-from convolve.engine.build import sketch_network
-from convolve.engine.loop import plan_samples
+from convolve.distributed.pipeline import effective_schedule, ideal_bubble
+from convolve.engine.build import build_on_meta
+from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.models.network import Network
 from convolve.numerics.formats import DEVICE_MODELS
-from convolve.planning.costs import Costs, calculate_costs, choose_load, choose_storage, list_blocks, measure_costs
-from convolve.planning.memory import Block, Budget, StageMemory
-from convolve.planning.pipeline_sim import Timetable, draw_timetable
+from convolve.planning.costs import Costs, calculate_costs, list_blocks, measure_costs, state_bytes, workload
+from convolve.planning.memory import BlockCost, MemoryModel, StageMemory
+from convolve.planning.pipeline_sim import PipelineSchedule, draw_schedule
 from convolve.planning.step_time import (
     ETHERNET,
     MEMORY,
     Layout,
     Link,
     Replication,
+    StageWork,
     StepTime,
-    Work,
     predict_step,
     ring_bytes,
 )
-from convolve.planning.suggestions import advise, largest_batch
-from convolve.runs.describe import Curve, count_samples, trace
+from convolve.planning.suggestions import largest_batch, suggest_changes
+from convolve.runs.describe import ScheduleCurve, count_samples, trace
 
 
 @dataclass(frozen=True)
-class Means:
+class Hardware:
     """The machines that a plan is made for; what is unset is taken from this one, or from the device model."""
 
     hosts: int = 1
@@ -53,13 +53,13 @@ class Means:
 
     def share_cores(self, devices: int) -> tuple[int, float]:
         """Threads of each CPU process, and how many times slower they are for sharing cores with others."""
-        cores = self.cores or device.usable_threads()
+        cores = self.cores or device.available_threads()
         processes = -(-devices // self.hosts)
         return max(1, cores // processes), max(1.0, processes / cores)
 
 
 @dataclass(frozen=True)
-class Length:
+class RunLength:
     """How long a run is."""
 
     samples_per_epoch: int
@@ -84,7 +84,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Passes:
+class PipelineEstimate:
     """The pipeline of one replica: its schedule and the share of time in which stages wait, in theory and here."""
 
     schedule: str
@@ -94,7 +94,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryFit:
     """The memory of one device, whether every stage has room in it, and what to change if not."""
 
     device_bytes: int
@@ -105,7 +105,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class CommEstimate:
     """What one device adds up over replicas in a step, what it sends for that in a ring, and over which network."""
 
     summed_bytes: int
@@ -115,7 +115,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedEstimate:
     """What is predicted; `exposed_ms` are sums over replicas as far as no computation hides them."""
 
     passes_ms: float
@@ -140,25 +140,25 @@ class Plan:
     micro_batches: int
     batch_size: int
     global_batch_size: int
-    length: Length
-    curve: Curve
+    length: RunLength
+    curve: ScheduleCurve
     precision: str
     stages: tuple[StagePlan, ...]
-    passes: Passes
-    room: Room
-    traffic: Traffic
-    speed: Speed
+    passes: PipelineEstimate
+    room: MemoryFit
+    traffic: CommEstimate
+    speed: SpeedEstimate
 
 
-def plan(config: Config, means: Means) -> tuple[Plan, Timetable]:
+def plan(config: Config, means: Hardware) -> tuple[Plan, PipelineSchedule]:
     """Work out a training of this config on these machines, and the timetable of one of its steps."""
-    network = sketch_network(config)
+    network = build_on_meta(config)
     blocks = list_blocks(config)
     norms = sum(isinstance(module, BatchNorm2d) for module in network.modules())
     devices = config.parallel.processes
     limit, source = _find_memory(config, means, devices)
     costs = _find_costs(config, means, network, blocks)
-    layout = _lay_out(config, blocks, costs, limit)
+    layout = _choose_layout(config, blocks, costs, limit)
     timetable = layout.timetable(means.link())
     traffic = _count_traffic(config, means, layout)
     width = layout.budget.storage.weight_bytes
@@ -178,22 +178,24 @@ def plan(config: Config, means: Means) -> tuple[Plan, Timetable]:
         precision=f"{8 * layout.budget.storage.compute_bytes}.{8 * width}",
         stages=tuple(_describe_stage(layout, index) for index in range(len(layout.stages))),
         passes=_describe_passes(layout, timetable),
-        room=Room(limit, source, layout.fits, largest_batch(layout), tuple(advise(config, layout))),
+        room=MemoryFit(limit, source, layout.fits, largest_batch(layout), tuple(suggest_changes(config, layout))),
         traffic=traffic,
-        speed=_tell_speed(step, _norm_seconds(config, means, norms), (config.global_batch_size, length), costs.source),
+        speed=_estimate_speed(
+            step, _norm_seconds(config, means, norms), (config.global_batch_size, length), costs.source
+        ),
     )
     return plan, timetable
 
 
-def _measure_length(config: Config) -> Length:
+def _measure_length(config: Config) -> RunLength:
     """Steps never cross the end of an epoch, so each epoch ends with a short one where it must."""
     per_epoch, batch = count_samples(config), config.global_batch_size
-    epochs, rest = divmod(plan_samples(config, per_epoch), per_epoch)
+    epochs, rest = divmod(run_samples(config, per_epoch), per_epoch)
     steps_per_epoch = -(-per_epoch // batch)
-    return Length(per_epoch, steps_per_epoch, epochs * steps_per_epoch + -(-rest // batch))
+    return RunLength(per_epoch, steps_per_epoch, epochs * steps_per_epoch + -(-rest // batch))
 
 
-def _find_memory(config: Config, means: Means, devices: int) -> tuple[int, str]:
+def _find_memory(config: Config, means: Hardware, devices: int) -> tuple[int, str]:
     if means.device_memory is not None:
         return means.device_memory, "as given"
     model = config.precision.device_model
@@ -203,23 +205,23 @@ def _find_memory(config: Config, means: Means, devices: int) -> tuple[int, str]:
     return device.memory_bytes() // here, f"this machine's, shared by {here}" if here > 1 else "this machine's"
 
 
-def _find_costs(config: Config, means: Means, network: Network, blocks: Sequence[Block]) -> Costs:
+def _find_costs(config: Config, means: Hardware, network: Network, blocks: Sequence[BlockCost]) -> Costs:
     if means.device_flops is not None:
         return calculate_costs(config, blocks, means.device_flops)
     threads, slower = means.share_cores(config.parallel.processes)
     return measure_costs(config, network, threads).slowed(slower)
 
 
-def _lay_out(config: Config, blocks: Sequence[Block], costs: Costs, limit: int) -> Layout:
+def _choose_layout(config: Config, blocks: Sequence[BlockCost], costs: Costs, limit: int) -> Layout:
     """Stages as the config cuts them; recomputation adds a forward pass to every backward pass."""
     parallel, count = config.parallel, config.optim.gradient_accumulation_count
     again = int(parallel.enable_recomputation)
     works = tuple(
-        Work(block, time.forward, time.backward + again * time.forward)
+        StageWork(block, time.forward, time.backward + again * time.forward)
         for block, time in zip(blocks, costs.blocks, strict=True)
     )
-    budget = Budget(choose_storage(config), choose_load(config, blocks), limit)
-    layout = Layout(works, (0,), settle_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
+    budget = MemoryModel(state_bytes(config), workload(config, blocks), limit)
+    layout = Layout(works, (0,), effective_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
     if parallel.pipeline_splits == AUTO_SPLITS:
         return layout.rebalanced(parallel.shards)
     return layout.split_at(parallel.pipeline_splits)
@@ -241,28 +243,28 @@ def _describe_stage(layout: Layout, index: int) -> StagePlan:
     )
 
 
-def _describe_passes(layout: Layout, timetable: Timetable) -> Passes:
+def _describe_passes(layout: Layout, timetable: PipelineSchedule) -> PipelineEstimate:
     ideal = ideal_bubble(layout.schedule, len(layout.stages), layout.micro_batches)
-    return Passes(layout.schedule, layout.splits, ideal, timetable.bubble)
+    return PipelineEstimate(layout.schedule, layout.splits, ideal, timetable.bubble)
 
 
-def _count_traffic(config: Config, means: Means, layout: Layout) -> Traffic:
+def _count_traffic(config: Config, means: Hardware, layout: Layout) -> CommEstimate:
     width = layout.budget.storage.weight_bytes
     summed = width * max(sum(work.block.trained for work in stage) for stage in layout.stages)
     link = means.link()
-    return Traffic(summed, round(ring_bytes(summed, config.parallel.replicas)), link.latency, link.bandwidth)
+    return CommEstimate(summed, round(ring_bytes(summed, config.parallel.replicas)), link.latency, link.bandwidth)
 
 
-def _norm_seconds(config: Config, means: Means, norms: int) -> float:
+def _norm_seconds(config: Config, means: Hardware, norms: int) -> float:
     """Batch norms over several replicas wait for each other twice per micro batch, forward and backward."""
     span, micro_batches = config.parallel.bn_span, config.optim.gradient_accumulation_count
     return 2 * norms * micro_batches * means.link().ring(0, span)
 
 
-def _tell_speed(step: StepTime, norms: float, size: tuple[int, Length], source: str) -> Speed:
+def _estimate_speed(step: StepTime, norms: float, size: tuple[int, RunLength], source: str) -> SpeedEstimate:
     batch, length = size
     seconds = step.total + norms
-    return Speed(
+    return SpeedEstimate(
         passes_ms=1000 * (step.passes + norms),
         exposed_ms=1000 * step.exposed,
         update_ms=1000 * step.update,
@@ -274,10 +276,10 @@ def _tell_speed(step: StepTime, norms: float, size: tuple[int, Length], source: 
     )
 
 
-def write_timetable(plan: Plan, timetable: Timetable, path: Path) -> None:
+def write_schedule(plan: Plan, timetable: PipelineSchedule, path: Path) -> None:
     """Draw the passes of one step into a file."""
     title = f"{plan.name}: {plan.passes.schedule}"
     try:
-        path.write_text(draw_timetable(timetable, title), encoding="utf-8")
+        path.write_text(draw_schedule(timetable, title), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}; give another file") from None

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from convolve.distributed.gradient_sync import BUCKET_BYTES
-from convolve.distributed.partition import balance
-from convolve.distributed.pipeline import count_held
+from convolve.distributed.partition import balance_stages
+from convolve.distributed.pipeline import count_in_flight
 from convolve.errors import ConfigError, suggest
-from convolve.planning.memory import Block, Budget, StageMemory
-from convolve.planning.pipeline_sim import StageTime, Timetable, draw_up
+from convolve.planning.memory import BlockCost, MemoryModel, StageMemory
+from convolve.planning.pipeline_sim import PipelineSchedule, StageTime, simulate
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def ring_bytes(size: float, members: int) -> float:
     return 2 * (members - 1) / members * size
 
 
-def finish_sums(ready: Iterable[tuple[float, float]], link: Link, members: int) -> float:
+def finish_all_reduces(ready: Iterable[tuple[float, float]], link: Link, members: int) -> float:
     """When the last of several sums is there, given when each is ready and its bytes, in the order of sending."""
     clock = 0.0
     for moment, size in ready:
@@ -62,10 +62,10 @@ def finish_sums(ready: Iterable[tuple[float, float]], link: Link, members: int) 
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """One block: what it costs in memory, and seconds of a micro batch in it."""
 
-    block: Block
+    block: BlockCost
     forward: float
     backward: float
 
@@ -74,14 +74,14 @@ class Work:
 class Layout:
     """The blocks of a network, laid out over stages; `begins` are the indices at which stages begin."""
 
-    works: tuple[Work, ...]
+    works: tuple[StageWork, ...]
     begins: tuple[int, ...]
     schedule: str
     micro_batches: int
-    budget: Budget
+    budget: MemoryModel
 
     @cached_property
-    def stages(self) -> tuple[tuple[Work, ...], ...]:
+    def stages(self) -> tuple[tuple[StageWork, ...], ...]:
         """The blocks of each stage."""
         ends = (*self.begins[1:], len(self.works))
         return tuple(self.works[begin:end] for begin, end in zip(self.begins, ends, strict=True))
@@ -93,7 +93,7 @@ class Layout:
 
     def held(self, stage: int, stages: int | None = None) -> int:
         """The most micro batches that a stage holds at a time."""
-        return count_held(self.schedule, stage, stages or len(self.begins), self.micro_batches)
+        return count_in_flight(self.schedule, stage, stages or len(self.begins), self.micro_batches)
 
     def memory(self, stage: int) -> StageMemory:
         """What a stage needs."""
@@ -104,7 +104,7 @@ class Layout:
         """Whether every stage has room on its device."""
         return all(self.memory(stage).total <= self.budget.limit for stage in range(len(self.begins)))
 
-    def timetable(self, link: Link) -> Timetable:
+    def timetable(self, link: Link) -> PipelineSchedule:
         """One step, with the messages between stages."""
         samples, width = self.budget.load.samples, self.budget.storage.compute_bytes
         following = (*self.stages[1:], ())
@@ -116,7 +116,7 @@ class Layout:
             )
             for stage, after in zip(self.stages, following, strict=True)
         ]
-        return draw_up(self.schedule, times, self.micro_batches)
+        return simulate(self.schedule, times, self.micro_batches)
 
     def split_at(self, names: Sequence[str]) -> "Layout":
         """Stages that begin at named blocks."""
@@ -145,9 +145,9 @@ class Layout:
             return begins_well(stage, begin, end) and self.budget.fits(held_blocks, held[stage])
 
         try:
-            begins = balance(costs, stages, fits)
+            begins = balance_stages(costs, stages, fits)
         except ConfigError:
-            begins = balance(costs, stages, begins_well)
+            begins = balance_stages(costs, stages, begins_well)
         return replace(self, begins=tuple(begins))
 
 
@@ -175,21 +175,21 @@ class Replication:
     gradient_bytes: int
 
 
-def predict_step(layout: Layout, timetable: Timetable, replication: Replication) -> StepTime:
+def predict_step(layout: Layout, timetable: PipelineSchedule, replication: Replication) -> StepTime:
     """The time of one step."""
     passes = timetable.seconds
     summed = updated = passes
     for index, stage in enumerate(layout.stages):
         began = timetable.last_backward(index).begin
         ready = [(began + moment, size) for moment, size in fill_buckets(stage, replication.gradient_bytes)]
-        done = finish_sums(ready, replication.link, replication.replicas)
+        done = finish_all_reduces(ready, replication.link, replication.replicas)
         trained = sum(work.block.trained for work in stage)
         summed = max(summed, done)
         updated = max(updated, done + replication.update_seconds * trained)
     return StepTime(passes, summed - passes, updated - summed)
 
 
-def fill_buckets(stage: Sequence[Work], width: int) -> Iterator[tuple[float, int]]:
+def fill_buckets(stage: Sequence[StageWork], width: int) -> Iterator[tuple[float, int]]:
     """When each bucket of a stage is complete within its last backward pass, and how many bytes it has."""
     clock, size = 0.0, 0
     for work in reversed(stage):

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from convolve.config import Config
-from convolve.planning.memory import Load
+from convolve.planning.memory import Workload
 from convolve.planning.step_time import Layout
 
 
-def advise(config: Config, layout: Layout) -> Iterator[str]:
+def suggest_changes(config: Config, layout: Layout) -> Iterator[str]:
     """Nothing for a training that fits; else single changes that are enough, else changes beside recomputation."""
     if layout.fits:
         return
@@ -43,7 +43,7 @@ def _with_samples(layout: Layout, samples: int) -> Layout:
     return _with_load(layout, replace(layout.budget.load, samples=samples))
 
 
-def _with_load(layout: Layout, load: Load) -> Layout:
+def _with_load(layout: Layout, load: Workload) -> Layout:
     return replace(layout, budget=replace(layout.budget, load=load))
 
 

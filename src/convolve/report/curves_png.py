@@ -54,7 +54,7 @@ def draw_curves(folder: Path) -> Path:
 
 
 def _draw_loss(axes: Axes, training: Points, validation: Points) -> None:
-    _dress(axes, "loss")
+    _style(axes, "loss")
     _draw_both(axes, training, validation, "upper right")
     values = [value for _, value in training + validation]
     if values and min(values) > 0 and max(values) / min(values) > _WIDE_RANGE:
@@ -67,7 +67,7 @@ def _draw_loss(axes: Axes, training: Points, validation: Points) -> None:
 
 
 def _draw_accuracy(axes: Axes, training: Points, validation: Points) -> None:
-    _dress(axes, "accuracy")
+    _style(axes, "accuracy")
     _draw_both(axes, training, validation, "lower right")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     if training or validation:
@@ -77,7 +77,7 @@ def _draw_accuracy(axes: Axes, training: Points, validation: Points) -> None:
 
 
 def _draw_rate(axes: Axes, points: Points) -> None:
-    _dress(axes, "learning rate")
+    _style(axes, "learning rate")
     axes.set_xlabel("epoch", color=_INK)
     axes.plot(*_columns(points), color=_RATE, linewidth=1.6)
     axes.set_ylim(bottom=0)
@@ -106,7 +106,7 @@ def _accuracy_range(training: Points, validation: Points) -> tuple[float, float]
     return max(0.0, low - margin), min(1.0, top) + margin / 4
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     axes.set_ylabel(title, color=_INK)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from convolve.report.svg import Line, draw_lines, panel
+from convolve.report.svg import PlotLine, draw_lines, panel
 
 Layers = Mapping[str, Mapping[str, Any]]
 
@@ -26,11 +26,11 @@ KINDS = ("numerics", "loss_scale", "skipped_step", "survey", "train", "restored"
 STRIP_HEIGHT, CELL = 22, 6
 
 
-SUSPICIOUS_SHARE = 0.01
+SUSPICIOUS_FRACTION = 0.01
 
 
 @dataclass(frozen=True)
-class SurveyStory:
+class SurveySection:
     """One survey; `limits` are the exponents of the smallest number, the smallest normal one and the largest."""
 
     step: int
@@ -44,13 +44,13 @@ class SurveyStory:
 
 
 @dataclass
-class NumbersStory:
+class NumericsSection:
     """What is known about the numbers of a run, in the order of steps."""
 
     chosen: dict[str, Any] = field(default_factory=dict)
     scales: list[tuple[int, float]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
-    surveys: list[SurveyStory] = field(default_factory=list)
+    surveys: list[SurveySection] = field(default_factory=list)
     steps: int = 0
 
     @property
@@ -69,7 +69,7 @@ class NumbersStory:
             self.skipped.append(step)
         elif kind == "survey" and "limits" in event:
             low, normal, high = event["limits"]
-            self.surveys.append(SurveyStory(step, str(event["format"]), (low, normal, high), event["layers"]))
+            self.surveys.append(SurveySection(step, str(event["format"]), (low, normal, high), event["layers"]))
         elif kind == "restored":
             self._take_back(step)
         self.steps = step if kind == "restored" else max(self.steps, step)
@@ -80,9 +80,9 @@ class NumbersStory:
         self.surveys = [one for one in self.surveys if one.step < step]
 
 
-def read_numbers(path: Path) -> NumbersStory | None:
+def read_numerics(path: Path) -> NumericsSection | None:
     """The story in events.jsonl; None where there is nothing to tell. A line that is cut off is left out."""
-    story = NumbersStory()
+    story = NumericsSection()
     try:
         with path.open(encoding="utf-8") as file:
             for line in file:
@@ -102,12 +102,12 @@ def _parse(line: str) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def render_numbers(story: NumbersStory) -> str:
+def render_numerics(story: NumericsSection) -> str:
     """The section of a report."""
-    parts = [f"<h3>Numbers</h3><p>{_tell_choice(story)}</p>"]
+    parts = [f"<h3>Numbers</h3><p>{_describe_choice(story)}</p>"]
     plots = panel("Loss scale over steps", _draw_scale(story)) if story.scales or story.skipped else ""
     if len(story.surveys) > 1:
-        plots += panel("Shares of values in the worst layer, over steps", _draw_shares(story.surveys))
+        plots += panel("Shares of values in the worst layer, over steps", _draw_fractions(story.surveys))
     parts.append(f'<div class="plots">{plots}</div>' if plots else "")
     if not story.surveys:
         return "".join(parts) + '<p class="none">No survey of exponents was made; --survey-freq N makes them.</p>'
@@ -118,7 +118,7 @@ def render_numbers(story: NumbersStory) -> str:
     return "".join(parts)
 
 
-def _tell_choice(story: NumbersStory) -> str:
+def _describe_choice(story: NumericsSection) -> str:
     chosen = story.chosen
     text = f"{chosen.get('policy', 'fp32')}, {chosen.get('execution', 'native')}"
     if chosen.get("reason"):
@@ -135,32 +135,32 @@ def _power(value: float) -> str:
     return f"2^{exponent:.0f}" if value >= 1024 and exponent == round(exponent) else f"{value:g}"
 
 
-def _draw_scale(story: NumbersStory) -> str:
+def _draw_scale(story: NumericsSection) -> str:
     """A staircase, since the scale holds until it changes; its logarithm, since it goes by powers of two."""
     known = [(0, float(story.chosen.get("first_loss_scale") or 1)), *story.scales]
     stairs: list[tuple[float, float]] = []
     for (step, scale), (following, _) in zip(known, [*known[1:], (story.steps, 0)], strict=True):
         stairs += [(step, math.log2(scale)), (following, math.log2(scale))]
-    marks = Line("skipped step", [(step, 0.0) for step in story.skipped], 1)
-    line = Line("loss scale", stairs, 0, faint=True)
+    marks = PlotLine("skipped step", [(step, 0.0) for step in story.skipped], 1)
+    line = PlotLine("loss scale", stairs, 0, faint=True)
     return draw_lines([line], "loss scale over steps", lambda value: f"2^{value:g}", across="step", marks=marks)
 
 
-def _draw_shares(surveys: Sequence[SurveyStory]) -> str:
+def _draw_fractions(surveys: Sequence[SurveySection]) -> str:
     kinds = ("overflow", "underflow", "subnormal")
     lines = [
-        Line(kind, [(one.step, one.worst(f"{kind}_share")) for one in surveys], colour)
+        PlotLine(kind, [(one.step, one.worst(f"{kind}_share")) for one in surveys], colour)
         for kind, colour in zip(kinds, (1, 0, 4), strict=True)
     ]
     return draw_lines(lines, "shares of values over steps", lambda value: f"{value:.1%}", across="step")
 
 
-def _show_survey(survey: SurveyStory) -> str:
+def _show_survey(survey: SurveySection) -> str:
     """A table of layers, each with its histogram; all of them share one scale of exponents."""
     low, high = _span(survey)
     rows = "".join(
         f'<tr><th scope="row">{escape(place)}</th><td>{_strip(counts, survey.limits, low, high)}</td>'
-        + "".join(_share(float(counts[f"{kind}_share"]), kind) for kind in ("underflow", "subnormal", "overflow"))
+        + "".join(_fraction(float(counts[f"{kind}_share"]), kind) for kind in ("underflow", "subnormal", "overflow"))
         + "</tr>"
         for place, counts in survey.layers.items()
     )
@@ -174,7 +174,7 @@ def _show_survey(survey: SurveyStory) -> str:
     )
 
 
-def _span(survey: SurveyStory) -> tuple[int, int]:
+def _span(survey: SurveySection) -> tuple[int, int]:
     firsts = [int(counts["first_exponent"]) for counts in survey.layers.values() if counts["exponents"]]
     lasts = [
         int(counts["first_exponent"]) + len(counts["exponents"]) - 1
@@ -184,8 +184,8 @@ def _span(survey: SurveyStory) -> tuple[int, int]:
     return min([*firsts, survey.limits[0] - 2]), max([*lasts, survey.limits[2] + 2])
 
 
-def _share(value: float, kind: str) -> str:
-    bad = value > (0 if kind == "overflow" else SUSPICIOUS_SHARE)
+def _fraction(value: float, kind: str) -> str:
+    bad = value > (0 if kind == "overflow" else SUSPICIOUS_FRACTION)
     return f"<td{' class=bad' if bad else ''}>{value:.2%}</td>"
 
 

@@ -14,9 +14,9 @@ from PIL import Image
 from convolve.loggers.files import Points
 from convolve.report.calibration import calibrate
 from convolve.report.confusion import count_confusions, score_classes, worst_confusions
-from convolve.report.numerics_section import NumbersStory, render_numbers
-from convolve.report.predictions import Evidence, Mistake, Pixels
-from convolve.report.svg import Line, draw_lines, draw_matrix, draw_reliability, panel
+from convolve.report.numerics_section import NumericsSection, render_numerics
+from convolve.report.predictions import Mistake, Pixels, TestPredictions
+from convolve.report.svg import PlotLine, draw_lines, draw_matrix, draw_reliability, panel
 
 REPORT_FILE = "report.html"
 
@@ -30,11 +30,11 @@ SHOWN_CLASSES = 50
 SHOWN_PAIRS = 15
 
 
-_PICTURE_SIDE = 96
+_IMAGE_SIDE = 96
 
 
 @dataclass(frozen=True)
-class RunStory:
+class RunReport:
     """All that a report tells about one run; `evidence` is None where nothing was validated, `numbers` where nothing
     about number formats is worth telling."""
 
@@ -43,11 +43,11 @@ class RunStory:
     figures: Mapping[str, Any]
     config: str
     environment: Mapping[str, Any]
-    evidence: Evidence | None
-    numbers: NumbersStory | None = None
+    evidence: TestPredictions | None
+    numbers: NumericsSection | None = None
 
 
-def render(stories: Sequence[RunStory], written: str) -> str:
+def render(stories: Sequence[RunReport], written: str) -> str:
     """The page for one run, or for several side by side."""
     title = stories[0].name if len(stories) == 1 else f"{len(stories)} runs compared"
     style = resources.files("convolve.report").joinpath("report.css").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def render(stories: Sequence[RunStory], written: str) -> str:
     )
 
 
-def _figures(stories: Sequence[RunStory]) -> str:
+def _figures(stories: Sequence[RunReport]) -> str:
     keys = list(dict.fromkeys(key for one in stories for key in one.figures))
     head = "".join(f'<th scope="col">{escape(one.name)}</th>' for one in stories)
     rows = "".join(
@@ -82,18 +82,18 @@ def _show(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else escape(str(value))
 
 
-def _curves(stories: Sequence[RunStory]) -> str:
-    def lines(column: str) -> list[Line]:
+def _curves(stories: Sequence[RunReport]) -> str:
+    def lines(column: str) -> list[PlotLine]:
         found = []
         for number, one in enumerate(stories):
             name = "" if len(stories) == 1 else f"{one.name} "
             validation = 1 if len(stories) == 1 else number
-            found.append(Line(f"{name}training", one.curves.get(f"training {column}", []), number, faint=True))
-            found.append(Line(f"{name}validation", one.curves.get(f"validation {column}", []), validation))
+            found.append(PlotLine(f"{name}training", one.curves.get(f"training {column}", []), number, faint=True))
+            found.append(PlotLine(f"{name}validation", one.curves.get(f"validation {column}", []), validation))
         return found
 
-    rates = [Line(one.name, one.curves.get("rate", []), n, faint=True) for n, one in enumerate(stories)]
-    speeds = [Line(one.name, one.curves.get("speed", []), n, faint=True) for n, one in enumerate(stories)]
+    rates = [PlotLine(one.name, one.curves.get("rate", []), n, faint=True) for n, one in enumerate(stories)]
+    speeds = [PlotLine(one.name, one.curves.get("speed", []), n, faint=True) for n, one in enumerate(stories)]
     plots = {
         "Loss": draw_lines(lines("loss"), "loss over epochs", lambda v: f"{v:g}", log=True),
         "Accuracy": draw_lines(lines("accuracy"), "accuracy over epochs", lambda v: f"{v:.1%}"),
@@ -103,14 +103,14 @@ def _curves(stories: Sequence[RunStory]) -> str:
     return f'<section class="plots">{"".join(panel(name, plot) for name, plot in plots.items())}</section>'
 
 
-def _details(story: RunStory) -> str:
+def _details(story: RunReport) -> str:
     parts = [f"<h2>{escape(story.name)}</h2>"]
     if story.evidence is None:
         parts.append('<p class="none">No test image was evaluated for this report.</p>')
     else:
         parts += [_calibration(story.evidence), _confusion(story.evidence), _mistakes(story.evidence)]
     if story.numbers is not None:
-        parts.append(render_numbers(story.numbers))
+        parts.append(render_numerics(story.numbers))
     parts.append(f"<details><summary>Config</summary><pre>{escape(story.config)}</pre></details>")
     rows = "".join(
         f'<tr><th scope="row">{escape(str(k))}</th><td>{escape(str(v))}</td></tr>' for k, v in story.environment.items()
@@ -119,7 +119,7 @@ def _details(story: RunStory) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-def _calibration(evidence: Evidence) -> str:
+def _calibration(evidence: TestPredictions) -> str:
     found = calibrate(evidence.logits, evidence.labels)
     return (
         f"<h3>Calibration</h3><p>{escape(evidence.what)}: accuracy {evidence.accuracy:.2%} of {len(evidence.labels):,}"
@@ -130,7 +130,7 @@ def _calibration(evidence: Evidence) -> str:
     )
 
 
-def _confusion(evidence: Evidence) -> str:
+def _confusion(evidence: TestPredictions) -> str:
     names = evidence.classes
     matrix = count_confusions(evidence.answers, evidence.labels, len(names))
     scores = score_classes(matrix, names)
@@ -153,7 +153,7 @@ def _confusion(evidence: Evidence) -> str:
     return "".join(parts)
 
 
-def _mistakes(evidence: Evidence) -> str:
+def _mistakes(evidence: TestPredictions) -> str:
     if not evidence.mistakes:
         return "<h3>Mistakes</h3><p>None.</p>"
     shown = "".join(_mistake(one, evidence.classes) for one in evidence.mistakes)
@@ -163,15 +163,15 @@ def _mistakes(evidence: Evidence) -> str:
 def _mistake(one: Mistake, classes: tuple[str, ...]) -> str:
     truth, answer = escape(classes[one.truth]), escape(classes[one.answer])
     return (
-        f'<figure><img alt="test image {one.index}" src="{picture_address(one.pixels)}">'
+        f'<figure><img alt="test image {one.index}" src="{image_data_url(one.pixels)}">'
         f"<figcaption>{answer} {one.probability:.1%}<br>is {truth}</figcaption></figure>"
     )
 
 
-def picture_address(pixels: Pixels) -> str:
+def image_data_url(pixels: Pixels) -> str:
     """A picture [H, W, C] as an address that holds the picture itself."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    image.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE))
+    image.thumbnail((_IMAGE_SIDE, _IMAGE_SIDE))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -26,7 +26,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TestPredictions:
     """The outputs of one network on a whole test set."""
 
     classes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Evidence:
         return float((self.answers == self.labels).mean())
 
 
-class Collector:
+class PredictionCollector:
     """Takes batches of outputs and keeps what a report needs; of the images only the worst mistakes."""
 
     def __init__(self, classes: tuple[str, ...], what: str) -> None:
@@ -75,9 +75,9 @@ class Collector:
         self._labels.append(labels)
         self._seen += len(labels)
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> TestPredictions:
         """Everything that was taken."""
-        return Evidence(
+        return TestPredictions(
             self._classes,
             np.concatenate(self._logits),
             np.concatenate(self._labels),

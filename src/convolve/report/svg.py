@@ -19,14 +19,14 @@ WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 36
 
 
-MOST_POINTS = 300
+MAX_POINTS = 300
 
 
-COLOURS = 6
+COLORS = 6
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """One curve: `colour` is a number of the page's palette; faint lines are thin, with no points."""
 
     name: str
@@ -37,9 +37,9 @@ class Line:
 
 def thin(points: Points) -> Points:
     """At most a few hundred points, the first and the last among them."""
-    if len(points) <= MOST_POINTS:
+    if len(points) <= MAX_POINTS:
         return points
-    places = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))
+    places = np.unique(np.linspace(0, len(points) - 1, MAX_POINTS).round().astype(int))
     return [points[place] for place in places]
 
 
@@ -53,7 +53,7 @@ def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _Axes:
     """The place of values on the paper."""
 
     x: tuple[float, float]
@@ -78,21 +78,21 @@ class _Frame:
 
 
 def draw_lines(
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     label: str,
     shown: Callable[[float], str],
     *,
     log: bool = False,
     across: str = "epoch",
-    marks: Line | None = None,
+    marks: PlotLine | None = None,
 ) -> str:
     """A plot of curves; `label` is what a screen reader says, `marks` are places that are ticked at the bottom."""
-    lines = [Line(line.name, thin(line.points), line.colour, line.faint) for line in lines if line.points]
+    lines = [PlotLine(line.name, thin(line.points), line.colour, line.faint) for line in lines if line.points]
     values = [y for line in lines for _, y in line.points]
     if not values:
         return f'<p class="none">{escape(label)}: nothing was recorded</p>'
     log = log and min(values) > 0 and max(values) / min(values) > 20
-    frame = _Frame((0.0, max(x for line in lines for x, _ in line.points)), _range(values, log), log)
+    frame = _Axes((0.0, max(x for line in lines for x, _ in line.points)), _range(values, log), log)
     body = [_axes(frame, shown, across), *(_curve(frame, line) for line in lines)]
     if marks is not None and marks.points:
         body.append(_ticks(frame, marks))
@@ -100,11 +100,11 @@ def draw_lines(
     return _wrap(body, label) + _legend(lines)
 
 
-def _ticks(frame: _Frame, marks: Line) -> str:
+def _ticks(frame: _Axes, marks: PlotLine) -> str:
     """Short strokes that rise from the bottom."""
     floor = HEIGHT - BOTTOM
     strokes = "".join(f"M{frame.across(x):.1f},{floor}v-14" for x, _ in thin(marks.points))
-    return f'<path class="line c{marks.colour % COLOURS}" d="{strokes}"/>'
+    return f'<path class="line c{marks.colour % COLORS}" d="{strokes}"/>'
 
 
 def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
@@ -115,7 +115,7 @@ def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
     return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
-def _axes(frame: _Frame, shown: Callable[[float], str], across: str) -> str:
+def _axes(frame: _Axes, shown: Callable[[float], str], across: str) -> str:
     parts = []
     for value in frame.ticks_down():
         y = frame.down(value)
@@ -129,18 +129,18 @@ def _axes(frame: _Frame, shown: Callable[[float], str], across: str) -> str:
     return "".join(parts)
 
 
-def _curve(frame: _Frame, line: Line) -> str:
+def _curve(frame: _Axes, line: PlotLine) -> str:
     places = [(frame.across(x), frame.down(y)) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    colour = f"c{line.colour % COLOURS}"
+    colour = f"c{line.colour % COLORS}"
     drawn = f'<polyline class="line {colour}{" faint" if line.faint else ""}" points="{path}"/>'
     if line.faint and len(places) > 1:
         return drawn
     return drawn + "".join(f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
 
 
-def _legend(lines: Sequence[Line]) -> str:
-    kinds = [f"swatch c{line.colour % COLOURS}{' faint' if line.faint else ''}" for line in lines]
+def _legend(lines: Sequence[PlotLine]) -> str:
+    kinds = [f"swatch c{line.colour % COLORS}{' faint' if line.faint else ''}" for line in lines]
     items = "".join(
         f'<span><i class="{kind}"></i>{escape(line.name)}</span>' for kind, line in zip(kinds, lines, strict=True)
     )
@@ -149,7 +149,7 @@ def _legend(lines: Sequence[Line]) -> str:
 
 def draw_reliability(bins: Sequence[Bin]) -> str:
     """Accuracy over confidence: bars on the diagonal mean that probabilities are what they say."""
-    frame = _Frame((0.0, 1.0), (0.0, 1.0))
+    frame = _Axes((0.0, 1.0), (0.0, 1.0))
     width = (frame.across(1.0) - frame.across(0.0)) / max(len(bins), 1)
     parts = [_axes(frame, lambda value: f"{value:.0%}", "confidence")]
     for index, one in enumerate(bins):

@@ -25,14 +25,14 @@ from convolve.checkpoint.averaging import average_weights, exponential, mean, re
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import find, load
 from convolve.config import Config
-from convolve.data.build import Material, load_dataset
+from convolve.data.build import DataModule, load_dataset
 from convolve.data.loader.loader import Loader
-from convolve.engine.build import compute_like_training
-from convolve.engine.evaluate import evaluating
+from convolve.engine.build import match_training_numerics
+from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
-from convolve.loggers.base import Console, ValidRecord
-from convolve.runs.load import Trained, load_trained
+from convolve.loggers.base import Console, ValidationRecord
+from convolve.runs.load import TrainedModel, load_trained
 from convolve.runs.validate import validate_one
 
 Mode = Literal["mean", "exponential", "ema"]
@@ -41,14 +41,14 @@ Mode = Literal["mean", "exponential", "ema"]
 Statistics = Literal["measured", "averaged"]
 
 
-MEASURED_SAMPLES = 10_000
+STATISTICS_SAMPLES = 10_000
 
 
-MEASURED_BATCH = 250
+STATISTICS_BATCH = 250
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AverageRecipe:
     """How an average is made: the last `count` checkpoints (None: all) before the last `discard_last`."""
 
     mode: Mode
@@ -77,22 +77,22 @@ class AverageReport:
     path: Path
     checkpoints: list[str]
     statistics: str
-    validation: ValidRecord | None
+    validation: ValidationRecord | None
 
 
-def average(folder: Path, recipe: Recipe, console: Console, *, name: str | None = None) -> AverageReport:
+def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str | None = None) -> AverageReport:
     """Average the checkpoints of a run, measure batch-norm statistics, store and validate the result."""
-    paths = choose(find(folder), recipe)
-    saved = save(folder, paths, recipe, name)
+    paths = choose_checkpoints(find(folder), recipe)
+    saved = save_average_of(folder, paths, recipe, name)
     trained = load_trained(saved)
     config = trained.config
-    material = Material(
-        load_dataset(config, console), trained.transform, device.choose(config.run.device, None), config.data
+    material = DataModule(
+        load_dataset(config, console), trained.transform, device.select(config.run.device, None), config.data
     )
-    return finish(saved, paths, recipe, trained, material)
+    return finish_average(saved, paths, recipe, trained, material)
 
 
-def choose(paths: list[Path], recipe: Recipe) -> list[Path]:
+def choose_checkpoints(paths: list[Path], recipe: AverageRecipe) -> list[Path]:
     """The checkpoints that a recipe means, oldest first."""
     kept = paths[: len(paths) - recipe.discard_last] if recipe.discard_last < len(paths) else []
     if recipe.mode == "ema":
@@ -106,7 +106,7 @@ def choose(paths: list[Path], recipe: Recipe) -> list[Path]:
     return kept
 
 
-def save(folder: Path, paths: list[Path], recipe: Recipe, name: str | None = None) -> Path:
+def save_average_of(folder: Path, paths: list[Path], recipe: AverageRecipe, name: str | None = None) -> Path:
     """Compute an average and store it in the run."""
     newest = load(paths[-1])
     weights = _ema_weights(newest, paths[-1]) if recipe.mode == "ema" else _blend(paths, recipe)
@@ -115,7 +115,7 @@ def save(folder: Path, paths: list[Path], recipe: Recipe, name: str | None = Non
     return save_average(folder, name or recipe.name, snapshot)
 
 
-def _blend(paths: list[Path], recipe: Recipe) -> dict[str, torch.Tensor]:
+def _blend(paths: list[Path], recipe: AverageRecipe) -> dict[str, torch.Tensor]:
     blend = mean if recipe.mode == "mean" else exponential(recipe.decay)
     return average_weights((load(path) for path in paths), blend)
 
@@ -126,15 +126,17 @@ def _ema_weights(newest: Snapshot, path: Path) -> dict[str, torch.Tensor]:
     return {**newest.tensors["model"], **newest.tensors["averages"]}
 
 
-def finish(saved: Path, paths: list[Path], recipe: Recipe, trained: Trained, material: Material) -> AverageReport:
+def finish_average(
+    saved: Path, paths: list[Path], recipe: AverageRecipe, trained: TrainedModel, material: DataModule
+) -> AverageReport:
     """Measure the statistics of an average if they are to be, and validate it."""
     statistics = "none"
     if batch_norms(trained.network):
         # A running average holds statistics of nearly its own weights already.
         statistics = "averaged" if recipe.mode == "ema" else recipe.statistics
     if statistics == "measured":
-        compute_like_training(trained.config, trained.network, material.device)
-        measure_statistics(trained.network, material.train_loader(), trained.config.run.seed)
+        match_training_numerics(trained.config, trained.network, material.device)
+        reestimate_batch_norm(trained.network, material.train_loader(), trained.config.run.seed)
         snapshot = load(saved)
         snapshot.tensors["model"] = dict(trained.network.state_dict())
         save_average(saved.parent.parent, saved.name, snapshot)
@@ -146,10 +148,10 @@ def batch_norms(network: nn.Module) -> list[BatchNorm2d]:
     return [module for module in network.modules() if isinstance(module, BatchNorm2d)]
 
 
-def measure_statistics(network: nn.Module, loader: Loader, seed: int) -> None:
+def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int) -> None:
     """Plain means of batch-norm statistics over training images, as the network sees them in training."""
     norms = batch_norms(network)
-    with evaluating(network):
+    with eval_mode(network):
         for norm in norms:
             norm.train()
         for images in _some_images(loader, seed):
@@ -161,31 +163,33 @@ def measure_statistics(network: nn.Module, loader: Loader, seed: int) -> None:
 
 def _some_images(loader: Loader, seed: int) -> Iterable[torch.Tensor]:
     seen = 0
-    for window in loader.windows(seed, 0, (MEASURED_BATCH, MEASURED_BATCH)):
+    for window in loader.windows(seed, 0, (STATISTICS_BATCH, STATISTICS_BATCH)):
         for batch in window.batches:
             yield batch.images
         seen += window.samples
-        if seen >= min(len(loader), MEASURED_SAMPLES):
+        if seen >= min(len(loader), STATISTICS_SAMPLES):
             return
 
 
-def average_at_end(folder: Path, paths: list[Path], config: Config, material: Material) -> list[AverageReport]:
+def average_at_end(folder: Path, paths: list[Path], config: Config, material: DataModule) -> list[AverageReport]:
     """The averages that a config asks for at the end of training: of the last N epochs, and exponential ones."""
     steps_per_epoch = -(-len(material.dataset.train) // config.global_batch_size)
-    recipes: list[tuple[str, Recipe]] = []
+    recipes: list[tuple[str, AverageRecipe]] = []
     for epochs in config.optim.weight_avg_n:
         steps = [int(path.name.removeprefix("step-")) for path in paths]
         count = sum(step > steps[-1] - epochs * steps_per_epoch for step in steps)
-        recipes.append((f"mean-{epochs}-epochs", Recipe("mean", count)))
+        recipes.append((f"mean-{epochs}-epochs", AverageRecipe("mean", count)))
     for decay in config.optim.weight_avg_exp:
-        recipe = Recipe("exponential", decay=decay)
+        recipe = AverageRecipe("exponential", decay=decay)
         recipes.append((recipe.name, recipe))
     if config.optim.ema_decay is not None:
-        recipes.append(("ema", Recipe("ema")))
+        recipes.append(("ema", AverageRecipe("ema")))
     return [_average_one(folder, paths, name, recipe, material) for name, recipe in recipes]
 
 
-def _average_one(folder: Path, paths: list[Path], name: str, recipe: Recipe, material: Material) -> AverageReport:
-    chosen = choose(paths, recipe)
-    saved = save(folder, chosen, recipe, name)
-    return finish(saved, chosen, recipe, load_trained(saved), material)
+def _average_one(
+    folder: Path, paths: list[Path], name: str, recipe: AverageRecipe, material: DataModule
+) -> AverageReport:
+    chosen = choose_checkpoints(paths, recipe)
+    saved = save_average_of(folder, chosen, recipe, name)
+    return finish_average(saved, chosen, recipe, load_trained(saved), material)

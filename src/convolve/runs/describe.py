@@ -9,37 +9,37 @@ from pathlib import Path
 from convolve.config import Config, ModelConfig
 from convolve.config.loading import load_entries, parse, resolve
 from convolve.data.build import count_used
-from convolve.data.catalog import known_dataset
-from convolve.engine.loop import plan_samples
+from convolve.data.catalog import dataset_info
+from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError
 from convolve.models import registry
 from convolve.models.network import Shape
-from convolve.models.summary import Description, describe, draw_svg
-from convolve.optim.schedules import Span, build_schedule
+from convolve.models.summary import ModelSummary, draw_svg, summarize
+from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.runs.folder import CONFIG_FILE
 from convolve.runs.load import choose_checkpoint, load_trained
 
 DEFAULTS = ModelConfig()
 
 
-def list_networks() -> dict[str, str]:
+def list_models() -> dict[str, str]:
     """Every known network with a line about it."""
     return {name: registry.find(name).summary for name in registry.names()}
 
 
-def describe_model(what: str, *, config_path: Path | None = None) -> Description:
+def describe_model(what: str, *, config_path: Path | None = None) -> ModelSummary:
     """Describe a network name, a named config with its data set's shape, or the network of a run folder."""
     if Path(what).is_dir():
         trained = load_trained(choose_checkpoint(Path(what)))
-        return describe(trained.config.model.model, trained.network)
+        return summarize(trained.config.model.model, trained.network)
     if registry.is_known(what) or not is_config(what, config_path):
-        return describe_network(what)
+        return describe_named(what)
     config = resolve(what, config_path).config
-    entry = known_dataset(config)
+    entry = dataset_info(config)
     if entry is None:
-        return describe_network(config.model.model, options=config.model)
+        return describe_named(config.model.model, options=config.model)
     height, width, channels = entry.image_shape
-    return describe_network(config.model.model, len(entry.classes), (channels, height, width), config.model)
+    return describe_named(config.model.model, len(entry.classes), (channels, height, width), config.model)
 
 
 def is_config(name: str, config_path: Path | None) -> bool:
@@ -47,18 +47,18 @@ def is_config(name: str, config_path: Path | None) -> bool:
     return any(name == entry.name or name in entry.also for entry in load_entries(config_path).values())
 
 
-def describe_network(
+def describe_named(
     name: str, classes: int | None = None, input_shape: Shape | None = None, options: ModelConfig = DEFAULTS
-) -> Description:
+) -> ModelSummary:
     """Describe a network by its name; its weights are never made. Unset shapes are the network's own."""
-    own = registry.settle(name, options)
-    network = registry.sketch(
+    own = registry.resolve(name, options)
+    network = registry.build_meta(
         name, classes=classes or own.classes, input_shape=input_shape or own.input_shape, options=options
     )
-    return describe(name, network)
+    return summarize(name, network)
 
 
-def write_svg(description: Description, path: Path) -> None:
+def write_svg(description: ModelSummary, path: Path) -> None:
     """Draw a network into a file."""
     try:
         path.write_text(draw_svg(description), encoding="utf-8")
@@ -74,7 +74,7 @@ UNKNOWN_COUNT = 1_281_167
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScheduleCurve:
     """The learning rate over a run: (epoch, rate) at evenly spaced places."""
 
     name: str
@@ -85,7 +85,7 @@ class Curve:
     points: tuple[tuple[float, float], ...]
 
 
-def trace_schedule(what: str, *, config_path: Path | None = None) -> Curve:
+def trace_schedule(what: str, *, config_path: Path | None = None) -> ScheduleCurve:
     """The learning-rate curve of a named config, or of a run folder."""
     stored = Path(what) / CONFIG_FILE
     if stored.is_file():
@@ -93,18 +93,20 @@ def trace_schedule(what: str, *, config_path: Path | None = None) -> Curve:
     return trace(resolve(what, config_path).config)
 
 
-def trace(config: Config) -> Curve:
+def trace(config: Config) -> ScheduleCurve:
     """The learning-rate curve of a config."""
     per_epoch = count_samples(config)
-    total = plan_samples(config, per_epoch)
+    total = run_samples(config, per_epoch)
     peak = config.settled_optim().learning_rate
-    rate = build_schedule(config.schedule, peak, Span(total, per_epoch))
+    rate = build_schedule(config.schedule, peak, RunSpan(total, per_epoch))
     places = [round(total * index / (POINTS - 1)) for index in range(POINTS)]
     points = tuple((place / per_epoch, rate(place)) for place in places)
-    return Curve(config.name, config.schedule.lr_schedule, peak, total / per_epoch, config.global_batch_size, points)
+    return ScheduleCurve(
+        config.name, config.schedule.lr_schedule, peak, total / per_epoch, config.global_batch_size, points
+    )
 
 
 def count_samples(config: Config) -> int:
     """Training samples in an epoch, as far as they are known without the data."""
-    entry = known_dataset(config)
+    entry = dataset_info(config)
     return count_used(entry.train_count if entry else UNKNOWN_COUNT, config.data)

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from convolve.config import Config, RunConfig
-from convolve.distributed.collectives import Team
+from convolve.distributed.collectives import Collectives
 from convolve.errors import ConfigError, ConvolveError, ParallelError
 from convolve.files import hold_lock
 from convolve.loggers.files import TRAINING_FILE, VALIDATION_FILE, Points, read_points
 
-_CLAIM = ".claimed"
+_CLAIM_FILE = ".claimed"
 
 
-def claim_run_folder(config: RunConfig, name: str) -> Path:
+def create_run_dir(config: RunConfig, name: str) -> Path:
     """Make the folder of a new run and return it.
 
     `--run-dir` is taken exactly, and must be absent or empty. Otherwise it is <log-dir>/<name>-<number>[-<suffix>] with
@@ -37,11 +37,11 @@ def claim_run_folder(config: RunConfig, name: str) -> Path:
     """
     try:
         if config.run_dir is not None:
-            return _claim_exactly(config.run_dir)
+            return _create_exactly(config.run_dir)
         _check_name("config name", name)
         if config.name_suffix is not None:
             _check_name("--name-suffix", config.name_suffix)
-        return _claim_next(config.log_dir, name, config.name_suffix)
+        return _create_next(config.log_dir, name, config.name_suffix)
     except OSError as error:
         given = f"--run-dir {config.run_dir}" if config.run_dir is not None else f"--log-dir {config.log_dir}"
         raise ConfigError(
@@ -49,12 +49,12 @@ def claim_run_folder(config: RunConfig, name: str) -> Path:
         ) from error
 
 
-def _claim_exactly(folder: Path) -> Path:
+def _create_exactly(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if any(folder.iterdir()):
             raise FileExistsError
-        (folder / _CLAIM).touch(exist_ok=False)
+        (folder / _CLAIM_FILE).touch(exist_ok=False)
     except FileExistsError:
         raise ConfigError(
             f"--run-dir {folder}: the folder is not empty; go on with its run by `convolve restore {folder}`, "
@@ -63,7 +63,7 @@ def _claim_exactly(folder: Path) -> Path:
     return folder
 
 
-def _claim_next(parent: Path, name: str, suffix: str | None) -> Path:
+def _create_next(parent: Path, name: str, suffix: str | None) -> Path:
     """The name without suffix is the claim: whoever makes it and then sees nobody else with its number has it."""
     parent.mkdir(parents=True, exist_ok=True)
     number = max(_numbers(parent, name), default=0)
@@ -93,25 +93,25 @@ LOCK_FILE = ".claimed"
 
 
 # Processes of a job that has just been ended may need a moment to leave; a restart after them is no user's mistake.
-PATIENCE_SECONDS = 10.0
+LOCK_TIMEOUT_SECONDS = 10.0
 
 
 @contextmanager
-def occupy(folder: Path, team: Team) -> Iterator[None]:
+def lock_run(folder: Path, team: Collectives) -> Iterator[None]:
     """Hold a run folder while the block runs; all processes of a team end with one line where another one has it.
 
     The system lets go of it when the holder ends, however it ends. A disk without locks cannot tell, and is believed.
     """
     with ExitStack() as stack:
-        refusal = team.tell(_try(folder, stack) if team.first else "").strip()
+        refusal = team.tell(_try_lock(folder, stack) if team.first else "").strip()
         if refusal:
             raise ParallelError(refusal)
         yield
 
 
-def _try(folder: Path, stack: ExitStack) -> str:
+def _try_lock(folder: Path, stack: ExitStack) -> str:
     """Take the folder until the stack is closed; otherwise why that cannot be."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
 
     def waiting() -> None:
         if time.monotonic() > deadline:
@@ -136,15 +136,15 @@ def _read_holder(folder: Path) -> str:
         return "unknown"
 
 
-def settle_folder(config: Config) -> Path:
+def reserve_run_dir(config: Config) -> Path:
     """The folder of a run that is not there yet, decided before any process starts, so that a restart finds it."""
-    return (config.run.run_dir or claim_run_folder(config.run, config.name)).absolute()
+    return (config.run.run_dir or create_run_dir(config.run, config.name)).absolute()
 
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 
 
-MOST_RUNS = 200
+MAX_RUNS = 200
 
 
 def list_runs(parent: Path) -> dict[str, Path]:
@@ -154,7 +154,7 @@ def list_runs(parent: Path) -> dict[str, Path]:
     except OSError:
         return {}
     found.sort(key=lambda path: (path / TRAINING_FILE).stat().st_mtime, reverse=True)
-    return {path.name: path for path in found[:MOST_RUNS]}
+    return {path.name: path for path in found[:MAX_RUNS]}
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             points = read_points(path, column)
         except ConvolveError:
             points = []  # a line is being written at this moment
-        curves[name] = points[:: max(1, -(-len(points) // MOST_POINTS))] + points[-1:]
+        curves[name] = points[:: max(1, -(-len(points) // MAX_POINTS))] + points[-1:]
     finished = (folder / "summary.json").is_file()
     return {"name": folder.name, "finished": finished, "curves": curves}
 

@@ -15,10 +15,10 @@ from convolve import device
 from convolve.checkpoint.store import find, find_best, load
 from convolve.config import Config
 from convolve.config.loading import build
-from convolve.data.build import Material, load_dataset
+from convolve.data.build import DataModule, load_dataset
 from convolve.data.dataset import Images, Labels
 from convolve.data.transforms.normalize import Transform
-from convolve.engine.build import build_network
+from convolve.engine.build import build_model
 from convolve.engine.state import load_weights
 from convolve.errors import CheckpointError
 from convolve.loggers.base import Console
@@ -26,7 +26,7 @@ from convolve.models.network import Network
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A network with the weights of a checkpoint, and what it needs to be used."""
 
     path: Path
@@ -38,7 +38,7 @@ class Trained:
     epoch: float
 
 
-def load_trained(path: Path, *, where: str | None = None) -> Trained:
+def load_trained(path: Path, *, where: str | None = None) -> TrainedModel:
     """The network of one checkpoint, ready for evaluation."""
     snapshot = load(path)
     state = snapshot.state
@@ -49,11 +49,11 @@ def load_trained(path: Path, *, where: str | None = None) -> Trained:
         epoch = samples / int(state["samples_per_epoch"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
-    network = build_network(
-        config, transform, len(classes), device.choose(where or config.run.device, config.run.threads)
+    network = build_model(
+        config, transform, len(classes), device.select(where or config.run.device, config.run.threads)
     )
     load_weights(network, snapshot)
-    return Trained(path, config, network.eval(), transform, classes, step, epoch)
+    return TrainedModel(path, config, network.eval(), transform, classes, step, epoch)
 
 
 def choose_checkpoint(path: Path) -> Path:
@@ -67,7 +67,7 @@ def choose_checkpoint(path: Path) -> Path:
 BATCH = 256
 
 
-def open_material(trained: Trained, console: Console) -> Material:
+def open_run_data(trained: TrainedModel, console: Console) -> DataModule:
     """The data that a network was trained on, with its transform, on the network's device."""
     dataset = load_dataset(trained.config, console)
     if dataset.classes != trained.classes:
@@ -75,7 +75,7 @@ def open_material(trained: Trained, console: Console) -> Material:
             f"{trained.path}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
             "give the data it was trained on"
         )
-    return Material(dataset, trained.transform, next(trained.network.parameters()).device)
+    return DataModule(dataset, trained.transform, next(trained.network.parameters()).device)
 
 
 def to_pixels(images: Tensor, transform: Transform) -> Images:
@@ -85,7 +85,7 @@ def to_pixels(images: Tensor, transform: Transform) -> Images:
     return np.ascontiguousarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
 
-def training_pixels(material: Material, seed: int, count: int) -> Images:
+def training_pixels(material: DataModule, seed: int, count: int) -> Images:
     """Training images in their shuffled order, as many as asked for or as there are."""
     loader = material.train_loader()
     count = min(count, len(loader))
@@ -97,7 +97,7 @@ def training_pixels(material: Material, seed: int, count: int) -> Images:
     return np.concatenate(found)[:count]
 
 
-def each_test_batch(material: Material) -> Iterator[tuple[Images, Labels]]:
+def iter_test_batches(material: DataModule) -> Iterator[tuple[Images, Labels]]:
     """Every test image once with its label, in batches."""
     for batch in material.test_loader().batches(BATCH):
         yield to_pixels(batch.images, material.transform), batch.labels.cpu().numpy()

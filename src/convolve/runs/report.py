@@ -11,18 +11,18 @@ import torch
 
 from convolve import __version__, device
 from convolve.checkpoint.store import load
-from convolve.data.build import Material
-from convolve.engine.evaluate import evaluating
+from convolve.data.build import DataModule
+from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.files import replace_file
 from convolve.loggers.base import Console, timestamp
 from convolve.loggers.files import EVENTS_FILE, TRAINING_FILE, VALIDATION_FILE, Points, read_points
 from convolve.models.network import Network
 from convolve.report.calibration import calibrate
-from convolve.report.numerics_section import read_numbers
-from convolve.report.page import RunStory, render, report_path
-from convolve.report.predictions import Collector, Evidence
-from convolve.runs.load import BATCH, Trained, choose_checkpoint, load_trained, open_material, to_pixels
+from convolve.report.numerics_section import read_numerics
+from convolve.report.page import RunReport, render, report_path
+from convolve.report.predictions import PredictionCollector, TestPredictions
+from convolve.runs.load import BATCH, TrainedModel, choose_checkpoint, load_trained, open_run_data, to_pixels
 from convolve.runs.summary import SUMMARY_FILE
 
 CONFIG_FILE = "config.yml"
@@ -42,17 +42,17 @@ class RunFigures:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportResult:
     """A written report."""
 
     path: Path
     runs: list[RunFigures]
 
 
-def gather_evidence(network: Network, material: Material, what: str) -> Evidence:
+def collect_predictions(network: Network, material: DataModule, what: str) -> TestPredictions:
     """The answers of a network on every test image."""
-    collector = Collector(material.dataset.classes, what)
-    with evaluating(network):
+    collector = PredictionCollector(material.dataset.classes, what)
+    with eval_mode(network):
         for batch in material.test_loader().batches(BATCH):
             logits = network(batch.images).float().cpu().numpy()
             labels = batch.labels.cpu().numpy().astype(np.int64)
@@ -62,13 +62,13 @@ def gather_evidence(network: Network, material: Material, what: str) -> Evidence
     return collector.evidence()
 
 
-def write_training_report(folder: Path, network: Network, material: Material, *, evaluated: bool) -> Path:
+def write_training_report(folder: Path, network: Network, material: DataModule, *, evaluated: bool) -> Path:
     """The report at the end of a training, from what is in memory; costs one pass over the test images."""
-    evidence = gather_evidence(network, material, "final weights") if evaluated else None
-    return _write(report_path(folder), [_tell(folder, evidence, _surroundings())])
+    evidence = collect_predictions(network, material, "final weights") if evaluated else None
+    return _write(report_path(folder), [_warn(folder, evidence, _environment())])
 
 
-def report(folders: Sequence[Path], console: Console, *, output: Path | None = None) -> Report:
+def report(folders: Sequence[Path], console: Console, *, output: Path | None = None) -> ReportResult:
     """Write the report of the best checkpoint of each run, side by side where there are several."""
     stories = []
     for number, folder in enumerate(folders):
@@ -78,15 +78,17 @@ def report(folders: Sequence[Path], console: Console, *, output: Path | None = N
                 f"{folder}: not a run folder ({CONFIG_FILE} is not there); give a run of `convolve train`"
             )
         trained = load_trained(choose_checkpoint(folder))
-        evidence = gather_evidence(trained.network, open_material(trained, console), f"checkpoint {trained.path.name}")
-        stories.append(_tell(folder, evidence, _versions(trained)))
+        evidence = collect_predictions(
+            trained.network, open_run_data(trained, console), f"checkpoint {trained.path.name}"
+        )
+        stories.append(_warn(folder, evidence, _versions(trained)))
     if not stories:
         raise ConfigError("report: no run given; name one run folder or several")
     path = output or (report_path(folders[0]) if len(folders) == 1 else Path(COMPARISON_FILE))
-    return Report(_write(path, stories), [_figures(one) for one in stories])
+    return ReportResult(_write(path, stories), [_figures(one) for one in stories])
 
 
-def _write(path: Path, stories: list[RunStory]) -> Path:
+def _write(path: Path, stories: list[RunReport]) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,20 +97,20 @@ def _write(path: Path, stories: list[RunStory]) -> Path:
     return path
 
 
-def _tell(folder: Path, evidence: Evidence | None, environment: dict[str, Any]) -> RunStory:
+def _warn(folder: Path, evidence: TestPredictions | None, environment: dict[str, Any]) -> RunReport:
     training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
     curves: dict[str, Points] = {"rate": read_points(training, "learning_rate")}
     curves["speed"] = read_points(training, "images_per_second")
     for column in ("loss", "accuracy"):
         curves[f"training {column}"] = read_points(training, column)
         curves[f"validation {column}"] = read_points(validation, column)
-    facts = {**_start_facts(folder), **environment}
+    facts = {**_start_metadata(folder), **environment}
     text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
-    figures, numbers = _read_json(folder / SUMMARY_FILE), read_numbers(folder / EVENTS_FILE)
-    return RunStory(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
+    figures, numbers = _read_json(folder / SUMMARY_FILE), read_numerics(folder / EVENTS_FILE)
+    return RunReport(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
 
 
-def _figures(story: RunStory) -> RunFigures:
+def _figures(story: RunReport) -> RunFigures:
     if story.evidence is None:
         return RunFigures(story.name, None, None, None)
     found = calibrate(story.evidence.logits, story.evidence.labels)
@@ -124,7 +126,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _start_facts(folder: Path) -> dict[str, Any]:
+def _start_metadata(folder: Path) -> dict[str, Any]:
     """What the run said about itself when it began."""
     try:
         with (folder / EVENTS_FILE).open(encoding="utf-8") as file:
@@ -136,11 +138,11 @@ def _start_facts(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if key not in left_out and not isinstance(value, (dict, list))}
 
 
-def _surroundings() -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     return {"convolve": __version__, "torch": torch.__version__, "CPU": device.cpu_name()}
 
 
-def _versions(trained: Trained) -> dict[str, Any]:
+def _versions(trained: TrainedModel) -> dict[str, Any]:
     stored = load(trained.path).state.get("versions")
     trained_with = {f"trained with {key}": value for key, value in stored.items()} if isinstance(stored, dict) else {}
-    return {**trained_with, **{f"report by {key}": value for key, value in _surroundings().items()}}
+    return {**trained_with, **{f"report by {key}": value for key, value in _environment().items()}}

@@ -19,56 +19,56 @@ import torch
 
 from convolve import __version__
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.checkpoint.store import BackgroundSaver, Store
+from convolve.checkpoint.store import AsyncSaver, Store
 from convolve.config import Config
 from convolve.config.loading import build, dump, parse
 from convolve.config.training import AUTO_SPLITS
-from convolve.data.build import Material, name_dataset
-from convolve.data.loader.loader import Part, Window
-from convolve.distributed.collectives import Team, console_of, open_team, require_same_start
-from convolve.distributed.gradient_sync import Synchroniser
-from convolve.distributed.partition import check_splits, take_place
+from convolve.data.build import DataModule, name_dataset
+from convolve.data.loader.loader import ReplicaShard, StepBatch
+from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
+from convolve.distributed.gradient_sync import GradientSync
+from convolve.distributed.partition import check_splits, partition_model
 from convolve.engine.build import (
     Numerics,
-    build_network,
-    compute_like_training,
-    gather_material,
-    give_first_weights,
-    prepare_numerics,
-    sketch_network,
+    build_model,
+    build_numerics,
+    build_on_meta,
+    initialize_weights,
+    match_training_numerics,
+    open_data,
 )
 from convolve.engine.callbacks import (
-    Actions,
-    LogAction,
-    Progress,
-    Rhythm,
-    SaveAction,
-    ScaleAction,
-    SyncAction,
-    ValidateAction,
+    Callbacks,
+    IntervalTrigger,
+    LogCallback,
+    LossScaleCallback,
+    ProgressCallback,
+    SaveCallback,
+    ValidateCallback,
+    WeightCheckCallback,
 )
-from convolve.engine.ema import RunningAverage
+from convolve.engine.ema import ModelEMA
 from convolve.engine.evaluate import VALID_BATCH
-from convolve.engine.forward_backward import Executor, Setting, StageExecutor, WholeExecutor
-from convolve.engine.loop import extend, fit, plan_samples, stop_on_signals
+from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
+from convolve.engine.loop import extend, fit, run_samples, stop_on_signals
 from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import Counts, MetricTally, NullTally, Tally
+from convolve.engine.metrics import EvalResult, Metrics, NullMetrics, RunningMetrics
 from convolve.engine.state import TrainState, load_weights
-from convolve.engine.step import StepParts, clip_nothing, clip_to
-from convolve.engine.throughput import Clock, Throughput
+from convolve.engine.step import StepParts, clip_to_norm, no_clipping
+from convolve.engine.throughput import Throughput, Timer
 from convolve.errors import CheckpointError, ConfigError
 from convolve.layers.batch_norm import NormStatistics
-from convolve.loggers.base import Console, RunInfo, Writer, Writers
-from convolve.loggers.files import open_writers, rewind
+from convolve.loggers.base import Console, Logger, LoggerGroup, RunInfo
+from convolve.loggers.files import open_loggers, truncate_after
 from convolve.models import registry
 from convolve.models.network import Network
-from convolve.models.summary import describe
+from convolve.models.summary import summarize
 from convolve.numerics.select import explain_kernels, use_kernels
-from convolve.optim.optimizers import build_optimiser
-from convolve.optim.schedules import Span, build_schedule
+from convolve.optim.optimizers import build_optimizer
+from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.runs.average import average_at_end
 from convolve.runs.describe import write_svg
-from convolve.runs.folder import CONFIG_FILE, claim_run_folder, occupy
+from convolve.runs.folder import CONFIG_FILE, create_run_dir, lock_run
 from convolve.runs.report import write_training_report
 from convolve.runs.summary import case_name, write_summary
 from convolve.runs.validate import validate_checkpoints
@@ -79,7 +79,7 @@ GRAPH_FILE = "model.svg"
 BAD_SAMPLES_FILE = "bad-samples.txt"
 
 
-STARVING_SHARE = 0.25
+DATA_BOUND_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -98,38 +98,38 @@ class TrainReport:
     stopped_by: signal.Signals | None = None
 
 
-class Training:
+class Session:
     """One run: its folder, its pieces, and the state that a step changes."""
 
-    def __init__(self, config: Config, folder: Path, console: Console, team: Team) -> None:
+    def __init__(self, config: Config, folder: Path, console: Console, team: Collectives) -> None:
         self.began = time.perf_counter()
         self.team = team
         self.folder = folder
         self.console = console
-        self.material: Material = gather_material(config, console)
+        self.material: DataModule = open_data(config, console)
         self.config = name_dataset(config, self.material.dataset.name)
         self.loader = self.material.train_loader()
-        self.total = plan_samples(config, len(self.loader))
+        self.total = run_samples(config, len(self.loader))
         self.store = Store(folder / "checkpoints", keep=config.run.keep_checkpoints)
-        model = build_network(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
+        model = build_model(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
         if not self.store.paths():
-            give_first_weights(model, config, self.loader, console)
+            initialize_weights(model, config, self.loader, console)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.place = take_place(model, config, team)
-        optimiser = build_optimiser(self.place.part, config.settled_optim(), self.place.holdings.ownership.owns)
+        self.place = partition_model(model, config, team)
+        optimiser = build_optimizer(self.place.part, config.settled_optim(), self.place.holdings.ownership.owns)
         self.state = TrainState(self.place.part, optimiser, holdings=self.place.holdings)
         if config.optim.ema_decay is not None:
-            self.state.averager = RunningAverage(self.place.part, config.optim.ema_decay)
+            self.state.averager = ModelEMA(self.place.part, config.optim.ema_decay)
         self.numerics = self._begin_numerics()
         self.trained: Network = self.place.part
-        self.writer: Writer = Writers([])
+        self.writer: Logger = LoggerGroup([])
         self.best_accuracy = -1.0
         self.earlier_seconds = 0.0
         self.restored_step: int | None = None
 
     def _begin_numerics(self) -> Numerics:
         """Choose the arithmetic, and let the network compute with it from now on."""
-        numerics = prepare_numerics(
+        numerics = build_numerics(
             self.config,
             self.material.device,
             self.folder,
@@ -149,7 +149,7 @@ class Training:
             return
         (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
         if self.config.log.draw_graph:
-            write_svg(describe(self.config.model.model, self._build_whole()), self.folder / GRAPH_FILE)
+            write_svg(summarize(self.config.model.model, self._build_whole()), self.folder / GRAPH_FILE)
 
     def resume(self) -> Path:
         """Become what the newest good checkpoint holds, and return its path."""
@@ -175,12 +175,12 @@ class Training:
     def run(self) -> TrainReport:
         """Train to the end (or until a signal), validate, and write down what came out."""
         with self._open_files() as files:
-            self.writer = Writers([self.console, files])
+            self.writer = LoggerGroup([self.console, files])
             return self._run()
 
-    def _open_files(self) -> Writers:
+    def _open_files(self) -> LoggerGroup:
         """The first process writes for all."""
-        return open_writers(self.config.log, self.folder, self.config.run.seed) if self.team.first else Writers([])
+        return open_loggers(self.config.log, self.folder, self.config.run.seed) if self.team.first else LoggerGroup([])
 
     def _run(self) -> TrainReport:
         actions = self.assemble()
@@ -196,9 +196,9 @@ class Training:
             self._average()
         return self._report(actions, test, None)
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Iterator[StepBatch]:
         """What this process learns from, from its position on."""
-        share = Part(self.team.topology.replica, self.team.topology.replicas)
+        share = ReplicaShard(self.team.topology.replica, self.team.topology.replicas)
         sizes = (self.config.optim.batch_size, self.config.global_batch_size)
         return self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
 
@@ -232,19 +232,19 @@ class Training:
         if missing := explain_kernels(self.config, self.numerics.choice, self.material.device):
             self.console.say(f"layers without native code ({missing}): PyTorch's do the same work, and take longer")
 
-    def assemble(self) -> Actions:
+    def assemble(self) -> Callbacks:
         """What a step is made of, and what happens between steps."""
         config, per_epoch = self.config, len(self.loader)
-        tally = MetricTally(self.material.device, self.team) if config.log.metrics else NullTally()
+        tally = RunningMetrics(self.material.device, self.team) if config.log.metrics else NullMetrics()
         synchronise = self.team.synchroniser(self.state.model, len(NormStatistics(self.state.model).flat))
-        schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, Span(self.total, per_epoch))
+        schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, RunSpan(self.total, per_epoch))
         loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
         executor = self._executor(loss, tally, synchronise)
-        clip = clip_nothing if config.optim.clip_norm is None else clip_to(config.optim.clip_norm, self.team)
-        clock = Clock(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
-        log = LogAction(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
-        validate = ValidateAction(
-            Rhythm(Fraction(config.run.validation_frequency) * per_epoch, self.total),
+        clip = no_clipping if config.optim.clip_norm is None else clip_to_norm(config.optim.clip_norm, self.team)
+        clock = Timer(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
+        log = LogCallback(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
+        validate = ValidateCallback(
+            IntervalTrigger(Fraction(config.run.validation_frequency) * per_epoch, self.total),
             self.material.test_loader(),
             config.optim.valid_batch_size or VALID_BATCH,
             per_epoch,
@@ -254,9 +254,9 @@ class Training:
             self.place.pipeline.infer if self.place.pipeline else None,
             config.run.validation_views,
         )
-        save = SaveAction(
+        save = SaveCallback(
             self._rhythm_of_checkpoints(),
-            BackgroundSaver(self.store),
+            AsyncSaver(self.store),
             self._facts(),
             validate.latest,
             self.writer,
@@ -267,29 +267,31 @@ class Training:
         ownership = self.place.holdings.ownership
         parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise, ownership)
         every = config.parallel.epochs_per_sync
-        sync = SyncAction(Rhythm(Fraction(every) * per_epoch if every else None, self.total), self.team)
-        scale = ScaleAction(self.writer, self.state.scaler)
-        return Actions(parts, [Progress(self.console, self.total), scale, sync], log, validate, save, config)
+        sync = WeightCheckCallback(
+            IntervalTrigger(Fraction(every) * per_epoch if every else None, self.total), self.team
+        )
+        scale = LossScaleCallback(self.writer, self.state.scaler)
+        return Callbacks(parts, [ProgressCallback(self.console, self.total), scale, sync], log, validate, save, config)
 
-    def _executor(self, loss: CrossEntropy, tally: Tally, synchronise: Synchroniser) -> Executor:
+    def _executor(self, loss: CrossEntropy, tally: Metrics, synchronise: GradientSync) -> ForwardBackwardFn:
         config, pipeline = self.config, self.place.pipeline
         shift = self.team.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
-        setting = Setting(config.run.seed, self.state.arithmetic, synchronise, shift)
+        setting = PassContext(config.run.seed, self.state.arithmetic, synchronise, shift)
         if pipeline is None:
-            return WholeExecutor(self.state.model, loss, tally, setting)
-        return StageExecutor(self.state.model, loss, tally, setting, pipeline)
+            return ForwardBackward(self.state.model, loss, tally, setting)
+        return PipelineForwardBackward(self.state.model, loss, tally, setting, pipeline)
 
-    def _rhythm_of_logs(self) -> Rhythm:
+    def _rhythm_of_logs(self) -> IntervalTrigger:
         log = self.config.log
         if log.log_freq is not None:
-            return Rhythm(Fraction(log.log_freq * self.config.global_batch_size), self.total)
-        return Rhythm(Fraction(len(self.loader), log.logs_per_epoch), self.total)
+            return IntervalTrigger(Fraction(log.log_freq * self.config.global_batch_size), self.total)
+        return IntervalTrigger(Fraction(len(self.loader), log.logs_per_epoch), self.total)
 
-    def _rhythm_of_checkpoints(self) -> Rhythm:
+    def _rhythm_of_checkpoints(self) -> IntervalTrigger:
         run, per_epoch = self.config.run, len(self.loader)
         if run.epochs_per_ckpt is not None:
-            return Rhythm(Fraction(run.epochs_per_ckpt * per_epoch), self.total)
-        return Rhythm(Fraction(per_epoch, run.ckpts_per_epoch) if run.ckpts_per_epoch else None, self.total)
+            return IntervalTrigger(Fraction(run.epochs_per_ckpt * per_epoch), self.total)
+        return IntervalTrigger(Fraction(per_epoch, run.ckpts_per_epoch) if run.ckpts_per_epoch else None, self.total)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -302,13 +304,13 @@ class Training:
             "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def _test_counts(self, actions: Actions) -> Counts | None:
+    def _test_counts(self, actions: Callbacks) -> EvalResult | None:
         if self.config.run.validation_mode == "during":
             return actions.validate.newest
         if self.config.run.validation_mode == "after" and self.config.run.checkpoints and self.team.first:
             records = validate_checkpoints(self.folder, self.store.paths(), self.material, self.writer)
             newest = records[-1]
-            return Counts(newest.loss, newest.accuracy, newest.samples)
+            return EvalResult(newest.loss, newest.accuracy, newest.samples)
         return None
 
     def _average(self) -> None:
@@ -317,7 +319,7 @@ class Training:
             if average.validation is not None and self.config.run.validation_mode != "none":
                 self.writer.valid(average.validation)
 
-    def _report(self, actions: Actions, test: Counts | None, stopped_by: signal.Signals | None) -> TrainReport:
+    def _report(self, actions: Callbacks, test: EvalResult | None, stopped_by: signal.Signals | None) -> TrainReport:
         throughput = actions.log.clock.throughput
         self.writer.event("end", status="success" if stopped_by is None else "aborted")
         report = TrainReport(
@@ -349,7 +351,7 @@ class Training:
     def _build_whole(self) -> Network:
         """The network with all stages, and weights of its own."""
         classes = len(self.material.dataset.classes)
-        return build_network(self.config, self.material.transform, classes, self.material.device)
+        return build_model(self.config, self.material.transform, classes, self.material.device)
 
     def _gather_whole(self) -> Network:
         """The trained network for the report; at the first process also where the others hold stages of it."""
@@ -360,13 +362,13 @@ class Training:
             return self.state.model
         whole = self._build_whole()
         load_weights(whole, Snapshot({"model": tensors}, {}))
-        compute_like_training(self.config, whole, self.material.device)
+        match_training_numerics(self.config, whole, self.material.device)
         return whole
 
     def _tell_of_data(self, throughput: Throughput) -> None:
         """Say whether the network had to wait for its input, and list the samples that were left out."""
         share = throughput.counted.data_wait_share if throughput.counted else 0.0
-        if share > STARVING_SHARE and throughput.images_per_second:
+        if share > DATA_BOUND_FRACTION and throughput.images_per_second:
             possible = throughput.images_per_second / (1 - min(share, 0.99))
             self.console.say(
                 f"{share:.0%} of the time was spent waiting for data: the network could take {possible:,.0f} images/s; "
@@ -404,13 +406,13 @@ class Training:
 def train(config: Config, console: Console) -> TrainReport:
     """Train a config from the beginning in a folder of its own."""
     registry.check(config.model)
-    check_splits(sketch_network(config), config)
-    with open_team(config.parallel) as team:
+    check_splits(build_on_meta(config), config)
+    with open_collectives(config.parallel) as team:
         require_same_start(team, config)
-        console = console_of(team, console)
-        folder = Path(team.tell(str(claim_run_folder(config.run, config.name)) if team.first else ""))
-        with occupy(folder, team):
-            training = Training(config, folder, console, team)
+        console = rank_zero_console(team, console)
+        folder = Path(team.tell(str(create_run_dir(config.run, config.name)) if team.first else ""))
+        with lock_run(folder, team):
+            training = Session(config, folder, console, team)
             training.write_config()
             return training.run()
 
@@ -453,16 +455,16 @@ class Changes:
 def resume(folder: Path, console: Console, changes: Changes | None = None) -> TrainReport:
     """Restore the newest good checkpoint and train on, with changes of length or layout."""
     config = (changes or Changes()).apply(read_config(folder))
-    with open_team(config.parallel) as team:
+    with open_collectives(config.parallel) as team:
         require_same_start(team, config)
-        with occupy(folder, team):
-            return _go_on(Training(config, folder, console_of(team, console), team))
+        with lock_run(folder, team):
+            return _continue(Session(config, folder, rank_zero_console(team, console), team))
 
 
-def _go_on(training: Training) -> TrainReport:
+def _continue(training: Session) -> TrainReport:
     path = training.resume()
     training.console.say(f"restored {path.name}")
     if training.team.first:
-        rewind(training.folder, training.state.step)
+        truncate_after(training.folder, training.state.step)
     training.write_config()
     return training.run()

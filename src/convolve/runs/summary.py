@@ -59,7 +59,7 @@ OPTIONAL: dict[str, str] = {
 """Keys that a summary can have besides."""
 
 
-_SHARES = ("test_accuracy", "best_accuracy", "data_wait_share")
+_FRACTIONS = ("test_accuracy", "best_accuracy", "data_wait_share")
 
 
 def write_summary(folder: Path, figures: Mapping[str, object]) -> Path:
@@ -84,5 +84,5 @@ def case_name(network: str, batch_size: int, replicas: int, kind: str) -> str:
 
 
 def _check_figure(key: str, value: object) -> None:
-    if key in _SHARES and isinstance(value, (int, float)) and math.isfinite(value) and not 0 <= value <= 1:
+    if key in _FRACTIONS and isinstance(value, (int, float)) and math.isfinite(value) and not 0 <= value <= 1:
         raise ConvolveError(f"summary: {key}={value}: must be a share of 1, not a percentage; divide by 100")

@@ -6,27 +6,29 @@ from pathlib import Path
 from convolve import device
 from convolve.checkpoint.averaging import list_averages
 from convolve.checkpoint.store import find
-from convolve.data.build import Material, load_dataset
-from convolve.engine.build import compute_like_training
-from convolve.engine.callbacks import valid_record
+from convolve.data.build import DataModule, load_dataset
+from convolve.engine.build import match_training_numerics
+from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, evaluate
 from convolve.engine.throughput import Stopwatch
 from convolve.errors import CheckpointError
-from convolve.loggers.base import Console, ValidRecord, Writer
+from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
-from convolve.runs.load import Trained, load_trained
+from convolve.runs.load import TrainedModel, load_trained
 
 
-def validate_one(trained: Trained, material: Material) -> ValidRecord:
+def validate_one(trained: TrainedModel, material: DataModule) -> ValidationRecord:
     """Evaluate one network on the whole test split."""
     watch = Stopwatch()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
-    compute_like_training(trained.config, trained.network, material.device)
+    match_training_numerics(trained.config, trained.network, material.device)
     counts = evaluate(trained.network, material.test_loader(), size, views=trained.config.run.validation_views)
-    return valid_record(trained.path.name, trained.step, trained.epoch, counts, watch.seconds)
+    return validation_record(trained.path.name, trained.step, trained.epoch, counts, watch.seconds)
 
 
-def validate_checkpoints(folder: Path, paths: list[Path], material: Material, writer: Writer) -> list[ValidRecord]:
+def validate_checkpoints(
+    folder: Path, paths: list[Path], material: DataModule, writer: Logger
+) -> list[ValidationRecord]:
     """Validate checkpoints in order; those that the run's validation.csv has already are not evaluated again."""
     done = {record.checkpoint: record for record in read_validations(folder)}
     records = []
@@ -39,7 +41,7 @@ def validate_checkpoints(folder: Path, paths: list[Path], material: Material, wr
     return records
 
 
-def _as_asked(trained: Trained, data_dir: Path | None, batch_size: int | None) -> Trained:
+def _with_options(trained: TrainedModel, data_dir: Path | None, batch_size: int | None) -> TrainedModel:
     """The same network, told where its data lie now and how many samples to take in one pass."""
     config = trained.config
     data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
@@ -49,7 +51,7 @@ def _as_asked(trained: Trained, data_dir: Path | None, batch_size: int | None) -
 
 def validate(
     path: Path, console: Console, *, every: bool = False, data_dir: Path | None = None, batch_size: int | None = None
-) -> list[ValidRecord]:
+) -> list[ValidationRecord]:
     """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
 
     Args:
@@ -59,10 +61,10 @@ def validate(
     paths = find(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
     records = []
-    material: Material | None = None
+    material: DataModule | None = None
     for number, one in enumerate(chosen):
         console.progress("validate", number, len(chosen))
-        trained = _as_asked(load_trained(one), data_dir, batch_size)
+        trained = _with_options(load_trained(one), data_dir, batch_size)
         if material is None:
             dataset = load_dataset(trained.config, console)
             if dataset.classes != trained.classes:
@@ -70,7 +72,7 @@ def validate(
                     f"{one}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
                     "give the data it was trained on"
                 )
-            material = Material(dataset, trained.transform, device.choose(trained.config.run.device, None))
+            material = DataModule(dataset, trained.transform, device.select(trained.config.run.device, None))
         record = validate_one(trained, material)
         console.valid(record)
         records.append(record)

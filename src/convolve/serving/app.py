@@ -19,16 +19,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from convolve.data.dataset import Images
-from convolve.data.image_io import decode_in_thread
+from convolve.data.image_io import decode_image_in_thread
 from convolve.errors import ConvolveError, DataError
-from convolve.inference.classifier import Model, Reload
+from convolve.inference.classifier import Reload, ServableModel
 from convolve.inference.gradcam import paint, show_input
-from convolve.inference.preprocess import fit_picture
+from convolve.inference.preprocess import fit_image
 from convolve.runs.folder import list_runs, read_run
-from convolve.serving.batcher import Batcher, OverloadedError, Pace
+from convolve.serving.batcher import Batcher, BatchPolicy, OverloadedError
 from convolve.serving.metrics import Metrics
 from convolve.serving.openapi import describe
-from convolve.serving.requests import BodyReader, Limits, RefusedError, Upload, find_uploads
+from convolve.serving.requests import BodyReader, Limits, RequestError, UploadedImage, find_uploads
 
 PAGES = {
     "/": ("index.html", "text/html"),
@@ -66,10 +66,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Service:
+class ServedModel:
     """One model by name: how it is (re)loaded, and how often a better checkpoint is looked for."""
 
-    model: Model
+    model: ServableModel
     reload: Reload
 
 
@@ -78,7 +78,7 @@ class Settings:
     """What a server is told."""
 
     limits: Limits = field(default_factory=Limits)
-    pace: Pace = field(default_factory=Pace)
+    pace: BatchPolicy = field(default_factory=BatchPolicy)
     token: str | None = None
     hosts: frozenset[str] | None = None
     runs: Path | None = None
@@ -89,7 +89,7 @@ class Settings:
 class Server:
     """All that lives as long as the application."""
 
-    def __init__(self, services: dict[str, Service], settings: Settings, announce: Callable[[str], object]) -> None:
+    def __init__(self, services: dict[str, ServedModel], settings: Settings, announce: Callable[[str], object]) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.bodies = BodyReader(settings.limits)
@@ -161,15 +161,15 @@ class Server:
             try:
                 self._admit(request)
                 response = await handler(request)
-            except RefusedError as error:
-                response = _refuse(error.status, str(error))
+            except RequestError as error:
+                response = _reject(error.status, str(error))
             except OverloadedError as error:
-                response = _refuse(429, str(error))
+                response = _reject(429, str(error))
                 response.headers["Retry-After"] = "1"
             except ClientDisconnect:
-                response = _refuse(400, "the client went away")
+                response = _reject(400, "the client went away")
             except ConvolveError as error:
-                response = _refuse(500, str(error))
+                response = _reject(500, str(error))
             self.metrics.answered(path, response.status_code, time.perf_counter() - began)
             for name, value in SAFE_HEADERS.items():
                 response.headers.setdefault(name, value)
@@ -182,12 +182,12 @@ class Server:
     def _admit(self, request: Request) -> None:
         hosts, token = self.settings.hosts, self.settings.token
         if hosts is not None and _host_of(request.headers.get("host", "")) not in hosts:
-            raise RefusedError(403, "this server answers to its own name only")
+            raise RequestError(403, "this server answers to its own name only")
         if token is None or request.url.path in OPEN_PATHS:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            raise RefusedError(401, "the token is missing or wrong; send Authorization: Bearer <token>")
+            raise RequestError(401, "the token is missing or wrong; send Authorization: Bearer <token>")
 
     async def _page(self, request: Request) -> Response:
         data, kind = self._pages[request.url.path]
@@ -198,7 +198,7 @@ class Server:
 
     async def _ready(self, request: Request) -> Response:
         if self.draining or not self.started:
-            raise RefusedError(503, "shutting down")
+            raise RequestError(503, "shutting down")
         return PlainTextResponse("ready\n")
 
     async def _metrics_text(self, request: Request) -> Response:
@@ -228,7 +228,7 @@ class Server:
         runs = {} if parent is None else await loop.run_in_executor(None, list_runs, parent)
         wanted = request.query_params.get("run")
         if wanted is not None and wanted not in runs:
-            raise RefusedError(404, "no run of that name")
+            raise RequestError(404, "no run of that name")
         chosen = wanted if wanted is not None else next(iter(runs), None)
         shown = None if chosen is None else await loop.run_in_executor(None, read_run, runs[chosen])
         return JSONResponse({"runs": list(runs), "run": shown})
@@ -237,7 +237,7 @@ class Server:
         if name is None:
             return next(iter(self._batchers.values()))
         if name not in self._batchers:
-            raise RefusedError(404, f"no model has that name; there are: {', '.join(self._batchers)}")
+            raise RequestError(404, f"no model has that name; there are: {', '.join(self._batchers)}")
         return self._batchers[name]
 
     async def _predict(self, request: Request) -> Response:
@@ -255,31 +255,33 @@ class Server:
             answer = asyncio.wait_for(self._answer(batcher, uploads, options), limits.request_seconds)
             return JSONResponse(await answer)
         except asyncio.TimeoutError:
-            raise RefusedError(503, "the answer took too long; send fewer or smaller pictures") from None
+            raise RequestError(503, "the answer took too long; send fewer or smaller pictures") from None
         finally:
             self.bodies.release(body)
 
-    async def _answer(self, batcher: Batcher, uploads: list[Upload], options: "_Options") -> dict[str, Any]:
+    async def _answer(self, batcher: Batcher, uploads: list[UploadedImage], options: "_Options") -> dict[str, Any]:
         prepared = await self._prepare(batcher.model, uploads, options)
-        good = [pixels for pixels in prepared if not isinstance(pixels, RefusedError)]
+        good = [pixels for pixels in prepared if not isinstance(pixels, RequestError)]
         if not good:
-            raise next(error for error in prepared if isinstance(error, RefusedError))
+            raise next(error for error in prepared if isinstance(error, RequestError))
         model, shares = await batcher.classify(good)
         heats = await batcher.explain(model, np.stack(good), shares) if options.explain else [None] * len(good)
         rows = iter(zip(good, shares, heats, strict=True))
         predictions = [
             {"name": one.name, "error": str(pixels)}
-            if isinstance(pixels, RefusedError)
-            else {"name": one.name, **_describe_answer(model, options, *next(rows))}
+            if isinstance(pixels, RequestError)
+            else {"name": one.name, **_format_prediction(model, options, *next(rows))}
             for one, pixels in zip(uploads, prepared, strict=True)
         ]
         return {"model": model.name, "version": model.version, "predictions": predictions}
 
-    async def _prepare(self, model: Model, uploads: list[Upload], options: "_Options") -> list[Images | RefusedError]:
+    async def _prepare(
+        self, model: ServableModel, uploads: list[UploadedImage], options: "_Options"
+    ) -> list[Images | RequestError]:
         """The network's inputs. A small picture is decoded here, since the way to a thread and back takes longer."""
         if len(uploads) == 1 and len(uploads[0].data) <= _SMALL_BYTES:
             found = _decode(model, uploads[0], options, _SMALL_PIXELS)
-            if not (isinstance(found, RefusedError) and found.status == 413):
+            if not (isinstance(found, RequestError) and found.status == 413):
                 return [found]
         loop, most = asyncio.get_running_loop(), self.settings.limits.pixels
         work = (loop.run_in_executor(self._decoders, _decode, model, one, options, most) for one in uploads)
@@ -300,22 +302,24 @@ class _Options:
 
         top = str(given.get("top", "")) or None
         if top is not None and (not top.isdigit() or int(top) < 1):
-            raise RefusedError(400, "top must be a whole number from 1 on")
+            raise RequestError(400, "top must be a whole number from 1 on")
         invert = switch("invert") if "invert" in given else None
         return cls(int(top) if top else None, invert, switch("input"), switch("explain"))
 
 
-def _decode(model: Model, upload: Upload, options: _Options, largest: int) -> Images | RefusedError:
+def _decode(model: ServableModel, upload: UploadedImage, options: _Options, largest: int) -> Images | RequestError:
     """The network's input from one upload; what is wrong with it is a value, since others may be fine."""
     card = model.card
     try:
-        picture = decode_in_thread(upload.data, upload.name, channels=card.transform.channels, largest=largest)
-        return fit_picture(picture, card, options.invert)
+        picture = decode_image_in_thread(upload.data, upload.name, channels=card.transform.channels, largest=largest)
+        return fit_image(picture, card, options.invert)
     except DataError as error:
-        return RefusedError(413 if "pixels that are accepted" in str(error) else 400, str(error))
+        return RequestError(413 if "pixels that are accepted" in str(error) else 400, str(error))
 
 
-def _describe_answer(model: Model, options: _Options, pixels: Images, shares: Any, heat: Any) -> dict[str, Any]:
+def _format_prediction(
+    model: ServableModel, options: _Options, pixels: Images, shares: Any, heat: Any
+) -> dict[str, Any]:
     classes = model.card.classes
     order = np.argsort(-shares, kind="stable")
     answer: dict[str, Any] = {
@@ -334,7 +338,7 @@ def _address(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def _refuse(status: int, reason: str) -> Response:
+def _reject(status: int, reason: str) -> Response:
     return JSONResponse({"error": reason}, status_code=status)
 
 

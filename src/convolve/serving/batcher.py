@@ -17,7 +17,7 @@ import numpy as np
 
 from convolve.data.dataset import Images
 from convolve.errors import ConvolveError
-from convolve.inference.classifier import Model, Shares
+from convolve.inference.classifier import Probabilities, ServableModel
 from convolve.serving.metrics import Metrics
 
 
@@ -26,7 +26,7 @@ class OverloadedError(ConvolveError):
 
 
 @dataclass(frozen=True)
-class Pace:
+class BatchPolicy:
     """How a batcher gathers: seconds of patience, images in a batch, images that may wait."""
 
     delay: float = 0.002
@@ -38,13 +38,13 @@ class Pace:
 class _Waiting:
     pixels: Images
     since: float
-    answer: "asyncio.Future[tuple[Model, Shares]]"
+    answer: "asyncio.Future[tuple[ServableModel, Probabilities]]"
 
 
 class Batcher:
     """Feeds one model. `model` may be replaced at any time; the batch under way ends with the one it began with."""
 
-    def __init__(self, model: Model, pace: Pace, metrics: Metrics) -> None:
+    def __init__(self, model: ServableModel, pace: BatchPolicy, metrics: Metrics) -> None:
         self.model = model
         self.pace = pace
         self._metrics = metrics
@@ -70,7 +70,7 @@ class Batcher:
         finally:
             self._admitted -= 1
 
-    async def classify(self, images: list[Images]) -> tuple[Model, Shares]:
+    async def classify(self, images: list[Images]) -> tuple[ServableModel, Probabilities]:
         """Probabilities for some images, and the model that gave them (one model for all of them)."""
         if self.waiting + len(images) > self.pace.queue:
             raise OverloadedError(f"{self.waiting} images are waiting already; try again later")
@@ -81,7 +81,7 @@ class Batcher:
         answers = await asyncio.gather(*(one.answer for one in waiting))
         return answers[-1][0], np.stack([shares for _, shares in answers])
 
-    async def explain(self, model: Model, images: Images, shares: Shares) -> Images:
+    async def explain(self, model: ServableModel, images: Images, shares: Probabilities) -> Images:
         """Heat maps for the answers given, in turn with the batches."""
         answers = shares.argmax(axis=1).astype(np.int64)
         loop = asyncio.get_running_loop()

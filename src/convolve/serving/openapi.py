@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-_PICTURE = {"type": "string", "format": "binary"}
+_IMAGE = {"type": "string", "format": "binary"}
 
 
 _PREDICTION = {
@@ -28,12 +28,12 @@ _PREDICTION = {
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 
-def _answer(what: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _response(what: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": what, "content": {"application/json": {"schema": schema}}}
 
 
-def _refusal(what: str) -> dict[str, Any]:
-    return _answer(what, {"$ref": "#/components/schemas/Error"})
+def _error_response(what: str) -> dict[str, Any]:
+    return _response(what, {"$ref": "#/components/schemas/Error"})
 
 
 def _switch(name: str, what: str, kind: str = "boolean") -> dict[str, Any]:
@@ -42,9 +42,9 @@ def _switch(name: str, what: str, kind: str = "boolean") -> dict[str, Any]:
 
 def _predict(models: Iterable[str]) -> dict[str, Any]:
     body = {
-        "image/*": {"schema": _PICTURE},
+        "image/*": {"schema": _IMAGE},
         "multipart/form-data": {
-            "schema": {"type": "object", "properties": {"pictures": {"type": "array", "items": _PICTURE}}}
+            "schema": {"type": "object", "properties": {"pictures": {"type": "array", "items": _IMAGE}}}
         },
         "application/json": {
             "schema": {
@@ -72,15 +72,15 @@ def _predict(models: Iterable[str]) -> dict[str, Any]:
         ],
         "requestBody": {"required": True, "content": body},
         "responses": {
-            "200": _answer("the classes", answer),
-            "400": _refusal("no picture, or none that can be read"),
-            "401": _refusal("the token is missing or wrong"),
-            "404": _refusal("no model of that name"),
-            "408": _refusal("the body came too slowly"),
-            "413": _refusal("too many bytes, pictures or pixels"),
-            "415": _refusal("a content type that is not taken"),
-            "429": _refusal("overloaded; Retry-After says when to come back"),
-            "503": _refusal("shutting down, or the answer took too long"),
+            "200": _response("the classes", answer),
+            "400": _error_response("no picture, or none that can be read"),
+            "401": _error_response("the token is missing or wrong"),
+            "404": _error_response("no model of that name"),
+            "408": _error_response("the body came too slowly"),
+            "413": _error_response("too many bytes, pictures or pixels"),
+            "415": _error_response("a content type that is not taken"),
+            "429": _error_response("overloaded; Retry-After says when to come back"),
+            "503": _error_response("shutting down, or the answer took too long"),
         },
     }
 

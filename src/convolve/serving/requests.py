@@ -21,7 +21,7 @@ _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'filename="([^"\r\n]{0,200})"', re.IGNORECASE)
 
 
-_LARGEST_HEAD = 4096
+_MAX_HEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Limits:
     connections: int = 4096
 
 
-class RefusedError(ConvolveError):
+class RequestError(ConvolveError):
     """A request that gets an answer other than 200; `status` is its HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -47,7 +47,7 @@ class RefusedError(ConvolveError):
 
 
 @dataclass(frozen=True)
-class Upload:
+class UploadedImage:
     """One picture as it came, and what to call it in the answer."""
 
     name: str
@@ -65,13 +65,13 @@ class BodyReader:
         """A whole body, or a refusal as soon as a limit is passed. `release` gives its room back."""
         limits = self._limits
         if announced is not None and (not announced.isdigit() or int(announced) > limits.body_bytes):
-            raise RefusedError(413, f"a body of {announced[:20]} bytes: at most {limits.body_bytes} are accepted")
+            raise RequestError(413, f"a body of {announced[:20]} bytes: at most {limits.body_bytes} are accepted")
         body = bytearray()
         try:
             await asyncio.wait_for(self._fill(body, chunks), limits.body_seconds)
         except asyncio.TimeoutError:
             self._drop(body)
-            raise RefusedError(408, f"the body took longer than {limits.body_seconds:g} s") from None
+            raise RequestError(408, f"the body took longer than {limits.body_seconds:g} s") from None
         except BaseException:
             self._drop(body)
             raise
@@ -87,16 +87,16 @@ class BodyReader:
             body += chunk
             self.held += len(chunk)
             if len(body) > self._limits.body_bytes:
-                raise RefusedError(413, f"a body of more than {self._limits.body_bytes} bytes is not accepted")
+                raise RequestError(413, f"a body of more than {self._limits.body_bytes} bytes is not accepted")
             if self.held > self._limits.all_bodies_bytes:
-                raise RefusedError(429, "too much data is being sent at once; try again later")
+                raise RequestError(429, "too much data is being sent at once; try again later")
 
     def release(self, body: bytes) -> None:
         """The body is no longer needed."""
         self.held -= len(body)
 
 
-def find_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[Upload], dict[str, Any]]:
+def find_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[UploadedImage], dict[str, Any]]:
     """The pictures in a body, and the options that a JSON body carries."""
     kind = content_type.partition(";")[0].strip().lower()
     options: dict[str, Any] = {}
@@ -105,27 +105,27 @@ def find_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[U
     elif kind == "multipart/form-data":
         uploads = _from_multipart(body, content_type)
     elif kind.startswith("image/") or kind == "application/octet-stream":
-        uploads = [Upload("picture", body)]
+        uploads = [UploadedImage("picture", body)]
     else:
-        raise RefusedError(415, f"content type {kind[:60] or 'missing'}: send image/*, multipart/form-data or JSON")
+        raise RequestError(415, f"content type {kind[:60] or 'missing'}: send image/*, multipart/form-data or JSON")
     if not uploads or not any(one.data for one in uploads):
-        raise RefusedError(400, "there is no picture in the request")
+        raise RequestError(400, "there is no picture in the request")
     if len(uploads) > limits.images:
-        raise RefusedError(413, f"{len(uploads)} pictures: at most {limits.images} in one request")
+        raise RequestError(413, f"{len(uploads)} pictures: at most {limits.images} in one request")
     return uploads, options
 
 
-def _from_json(body: bytes) -> tuple[list[Upload], dict[str, Any]]:
+def _from_json(body: bytes) -> tuple[list[UploadedImage], dict[str, Any]]:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        raise RefusedError(400, "the body is not JSON") from None
+        raise RequestError(400, "the body is not JSON") from None
     if not isinstance(given, dict):
-        raise RefusedError(400, 'JSON must be an object such as {"images": ["<base64>"]}')
+        raise RequestError(400, 'JSON must be an object such as {"images": ["<base64>"]}')
     images = given.get("images", [given["image"]] if "image" in given else None)
     if not isinstance(images, list) or not all(isinstance(one, str) for one in images):
-        raise RefusedError(400, 'JSON needs "image": "<base64>" or "images": ["<base64>", ...]')
-    return [Upload(f"picture {number}", _decode(text)) for number, text in enumerate(images, 1)], given
+        raise RequestError(400, 'JSON needs "image": "<base64>" or "images": ["<base64>", ...]')
+    return [UploadedImage(f"picture {number}", _decode(text)) for number, text in enumerate(images, 1)], given
 
 
 def _decode(text: str) -> bytes:
@@ -135,25 +135,25 @@ def _decode(text: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RefusedError(400, "a picture is not base64 (addresses and paths are not fetched)") from None
+        raise RequestError(400, "a picture is not base64 (addresses and paths are not fetched)") from None
 
 
-def _from_multipart(body: bytes, content_type: str) -> list[Upload]:
+def _from_multipart(body: bytes, content_type: str) -> list[UploadedImage]:
     found = _BOUNDARY.search(content_type)
     if not found:
-        raise RefusedError(400, "multipart without a boundary")
+        raise RequestError(400, "multipart without a boundary")
     mark = b"--" + found[1].encode("latin-1", "replace")
     parts = (b"\r\n" + body).split(b"\r\n" + mark)
     if len(parts) < 2 or not parts[-1].startswith(b"--"):
-        raise RefusedError(400, "multipart without its closing boundary")
+        raise RequestError(400, "multipart without its closing boundary")
     uploads = []
     for part in parts[1:-1]:
         head, gap, data = part.lstrip(b"\r\n").partition(b"\r\n\r\n")
-        if not gap or len(head) > _LARGEST_HEAD:
-            raise RefusedError(400, "a part of the form has no head, or too long a one")
+        if not gap or len(head) > _MAX_HEAD:
+            raise RequestError(400, "a part of the form has no head, or too long a one")
         name = _NAME.search(head)
         if name is not None:
-            uploads.append(Upload(clean_name(name[1].decode("utf-8", "replace")), data))
+            uploads.append(UploadedImage(clean_name(name[1].decode("utf-8", "replace")), data))
     return uploads
 
 

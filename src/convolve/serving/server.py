@@ -24,8 +24,8 @@ from convolve import __version__
 from convolve.checkpoint.manifest import MANIFEST_FILE
 from convolve.checkpoint.store import CHECKPOINTS_FOLDER
 from convolve.errors import ConfigError, ExtraError
-from convolve.inference.classifier import Model, Reload
-from convolve.inference.metadata import card_of
+from convolve.inference.classifier import Reload, ServableModel
+from convolve.inference.metadata import metadata_of
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.runs.load import choose_checkpoint, load_trained
@@ -35,7 +35,7 @@ from convolve.serving.requests import Limits
 DRAIN_SECONDS = 1.0
 
 
-LAST_CALL_SECONDS = 0.5
+FINAL_WAIT_SECONDS = 0.5
 
 
 KEEP_ALIVE_SECONDS = 15
@@ -84,7 +84,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().shutdown()
             return
         self._stop_clock()
-        self._deadline = self.loop.call_later(LAST_CALL_SECONDS, self.transport.close)
+        self._deadline = self.loop.call_later(FINAL_WAIT_SECONDS, self.transport.close)
 
     def _start_clock(self) -> None:
         self._deadline = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
@@ -237,7 +237,7 @@ def make_reload(name: str, folder: Path, threads: int | None = None) -> Reload:
     """A function that loads the run's best checkpoint when it is another one than before."""
     known: tuple[str, int] | None = None
 
-    def reload(version: str | None) -> Model | None:
+    def reload(version: str | None) -> ServableModel | None:
         nonlocal known
         path = choose_checkpoint(folder)
         mark = (path.name, (path / MANIFEST_FILE).stat().st_mtime_ns if (path / MANIFEST_FILE).exists() else 0)
@@ -245,7 +245,7 @@ def make_reload(name: str, folder: Path, threads: int | None = None) -> Reload:
             return None
         trained = load_trained(path)
         _set_threads(threads)
-        model = Model(name, path.name, card_of(trained), fold_batch_norms(trained.network))
+        model = ServableModel(name, path.name, metadata_of(trained), fold_batch_norms(trained.network))
         model.warm_up()
         known = mark
         return model
@@ -283,10 +283,10 @@ def serve(words: list[str], options: ServeOptions, console: Console) -> signal.S
     check(options)
     named = parse_named(words)
     try:
-        from convolve.serving.app import Server, Service, Settings
+        from convolve.serving.app import ServedModel, Server, Settings
     except ImportError as error:
         raise ExtraError(f"serve (module {error.name})", "serve") from None
-    from convolve.serving.batcher import Pace
+    from convolve.serving.batcher import BatchPolicy
     from convolve.serving.requests import Limits
 
     services = {}
@@ -294,11 +294,11 @@ def serve(words: list[str], options: ServeOptions, console: Console) -> signal.S
         reload = make_reload(name, folder, options.threads)
         model = reload(None)
         assert model is not None, "a first load gives a model"
-        services[name] = Service(model, reload)
+        services[name] = ServedModel(model, reload)
         console.say(f"{name}: {model.card.model} of {folder}, {model.version}, {len(model.card.classes)} classes")
     settings = Settings(
         limits=Limits(body_bytes=int(options.max_body_mb * 2**20), body_seconds=options.body_seconds),
-        pace=Pace(options.max_delay_ms / 1000, options.max_batch, options.queue),
+        pace=BatchPolicy(options.max_delay_ms / 1000, options.max_batch, options.queue),
         token=options.token,
         hosts=LOCAL_NAMES if is_loopback(options.host) else None,
         runs=options.runs or _parent_of_runs(next(iter(named.values()))),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from convolve.alignment import align
-from convolve.alignment.align import Candidate, Plan, parse_policy
-from convolve.alignment.compare import compare, interval_95, judge
+from convolve.alignment.align import AlignPlan, PolicyResult, parse_policy
+from convolve.alignment.compare import compare, conclude, interval_95
 from convolve.errors import ConfigError
 from convolve.loggers.base import SilentConsole
 from digit_runs import digits_config
@@ -39,7 +39,7 @@ def test_an_interval_needs_two_values():
 
 
 def make(name, accuracy, curve, **given):
-    return Candidate(name, name, accuracies=[accuracy], curve=[(1, 2.3), (9, curve)], **given)
+    return PolicyResult(name, name, accuracies=[accuracy], curve=[(1, 2.3), (9, curve)], **given)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def make(name, accuracy, curve, **given):
     ],
 )
 def test_the_verdict_is_one_sentence(other, words):
-    verdict = judge([make("32.32", 0.99, 0.1), other], points=0.15)
+    verdict = conclude([make("32.32", 0.99, 0.1), other], points=0.15)
     assert words in verdict and verdict.count(".") >= 1 and "\n" not in verdict
 
 
@@ -68,7 +68,7 @@ def stalled(tmp_path_factory):
         folder / "unused", model="lenet-bn", optimiser="adam", learning_rate=1e-5, batch_size=50, threads=1,
         normalisation="symmetric", report=False, logs_per_epoch=4, survey_freq=20, epochs=3,
     )  # fmt: skip
-    plan = Plan(("32.32", "16.16", "16.16:nearest"), walk_steps=4)
+    plan = AlignPlan(("32.32", "16.16", "16.16:nearest"), walk_steps=4)
     return align.align(config, plan, folder / "out", SilentConsole())
 
 
@@ -101,11 +101,11 @@ def test_the_report_is_written_as_json_and_as_a_page_of_its_own(stalled):
 
 def test_finished_runs_can_be_compared(stalled, tmp_path):
     runs = [candidate.runs[0] for candidate in stalled.candidates]
-    report = align.compare_runs(runs, Plan(), tmp_path / "out", SilentConsole())
+    report = align.compare_runs(runs, AlignPlan(), tmp_path / "out", SilentConsole())
     assert [one.policy for one in report.candidates] == ["32.32", "16.16 fp16 stochastic", "16.16 fp16"]
     assert {one.kind for one in report.candidates[1].layers} == {"weight"}
     with pytest.raises(ConfigError, match="at least two runs"):
-        align.compare_runs(runs[:1], Plan(), tmp_path, SilentConsole())
+        align.compare_runs(runs[:1], AlignPlan(), tmp_path, SilentConsole())
 
 
 def test_native_kernels_are_compared_without_a_survey(tmp_path):
@@ -113,7 +113,9 @@ def test_native_kernels_are_compared_without_a_survey(tmp_path):
     config = digits_config(
         tmp_path / "unused", model="lenet5", batch_size=50, report=False, epochs=None, iterations=3, learning_rate=0.01
     )
-    report = align.align(config, Plan(("32.32", "16.32:bf16:native"), walk_steps=1), tmp_path / "out", SilentConsole())
+    report = align.align(
+        config, AlignPlan(("32.32", "16.32:bf16:native"), walk_steps=1), tmp_path / "out", SilentConsole()
+    )
     if "do not work on this CPU" in (report.candidates[1].failure or ""):
         pytest.skip("bf16 kernels do not work on this CPU")
     assert report.candidates[1].failure is None

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from convolve.bench.timer import LEAST_TURNS, TURN_SECONDS, Times, peak_rss_bytes, take_turns
+from convolve.bench.timer import MIN_TURNS, TURN_SECONDS, Times, peak_rss_bytes, time_alternating
 
 
 def test_figures_are_those_of_their_definitions():
@@ -17,9 +17,9 @@ def test_figures_are_those_of_their_definitions():
 def test_variants_take_turns_and_the_first_call_is_dropped():
     order = []
     works = {name: (lambda name=name: (order.append(name), time.sleep(0.01))) for name in "ab"}
-    found = take_turns(works, seconds=4 * TURN_SECONDS)
+    found = time_alternating(works, seconds=4 * TURN_SECONDS)
     changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
-    assert order[:2] == ["a", "b"] and changes >= 2 * LEAST_TURNS
+    assert order[:2] == ["a", "b"] and changes >= 2 * MIN_TURNS
     turns = (changes - 1) // 2 + 1
     for name, times in found.items():
         assert times.first_excluded
@@ -29,13 +29,13 @@ def test_variants_take_turns_and_the_first_call_is_dropped():
 
 def test_work_that_is_slower_than_a_turn_is_counted_whole():
     calls = []
-    found = take_turns({"slow": lambda: (calls.append(0), time.sleep(1.2 * TURN_SECONDS))}, seconds=0.01)
-    assert len(calls) == 1 + LEAST_TURNS == 1 + len(found["slow"].milliseconds)
+    found = time_alternating({"slow": lambda: (calls.append(0), time.sleep(1.2 * TURN_SECONDS))}, seconds=0.01)
+    assert len(calls) == 1 + MIN_TURNS == 1 + len(found["slow"].milliseconds)
 
 
 def test_a_first_call_with_one_time_costs_does_not_count():
     waits = iter([0.3])
-    found = take_turns({"cold": lambda: time.sleep(next(waits, 0.001))}, seconds=0.1)
+    found = time_alternating({"cold": lambda: time.sleep(next(waits, 0.001))}, seconds=0.1)
     assert found["cold"].milliseconds.max() < 200
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from convolve.bench import train
-from convolve.bench.train import Contestant, Pace, measure_matmul, weigh
+from convolve.bench.train import BenchRun, StepRate, compare_speeds, measure_matmul
 from convolve.cli.main import dispatch
 from convolve.config.loading import resolve
-from convolve.distributed.collectives import Alone
-from convolve.engine.loop import plan_samples, samples_after
+from convolve.distributed.collectives import SingleProcess
+from convolve.engine.loop import run_samples, samples_after_steps
 from convolve.errors import ConfigError, ConvolveError
 from convolve.loggers.base import SilentConsole
-from convolve.models.summary import describe
+from convolve.models.summary import summarize
 from convolve.runs import session
 
 KEYS = {"config", "model", "dataset", "device", "threads", "processes", "precision", "execution", "batch_size"}
@@ -22,7 +22,7 @@ KEYS |= {"global_batch_size", "run_steps", "steps", "first_excluded", "images_pe
 KEYS |= {"ms_p99", "data_wait_share", "peak_rss_bytes", "multiply_adds", "flops", "matmul_flops", "flop_share", "runs"}
 KEYS |= {"operators"}
 QUICK = ["--threads", "1", "--warmup", "1", "--run-steps", "2", "--repeats", "3", "--json"]
-FEW = Pace(warmup=1, repeats=2, run_steps=2)
+FEW = StepRate(warmup=1, repeats=2, run_steps=2)
 
 
 def call(capsys, *words):
@@ -35,7 +35,7 @@ def digits(**given):
 
 
 def contestant(tmp_path, **given):
-    return Contestant(digits(**given), tmp_path, SilentConsole(), Alone())
+    return BenchRun(digits(**given), tmp_path, SilentConsole(), SingleProcess())
 
 
 def weights(network):
@@ -57,7 +57,7 @@ def test_the_json_has_the_documented_keys_and_they_fit_together(capsys):
 
 def test_the_work_counted_is_that_of_the_network(tmp_path):
     one = contestant(tmp_path)
-    assert one.multiply_adds == describe("lenet-bn", one.training.state.model).multiply_adds > 1e6
+    assert one.multiply_adds == summarize("lenet-bn", one.training.state.model).multiply_adds > 1e6
 
 
 def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
@@ -82,20 +82,20 @@ def test_a_run_has_its_steps_also_across_the_end_of_an_epoch(tmp_path):
 
 def test_steps_and_samples_translate_exactly():
     config = digits(batch_size=400, iterations=9)
-    assert [samples_after(steps, config, 1500) for steps in (0, 3, 4, 5, 9)] == [0, 1200, 1500, 1900, 3400]
-    assert plan_samples(config, 1500) == 3400
+    assert [samples_after_steps(steps, config, 1500) for steps in (0, 3, 4, 5, 9)] == [0, 1200, 1500, 1900, 3400]
+    assert run_samples(config, 1500) == 3400
 
 
 def test_without_a_number_of_steps_a_run_takes_about_a_second(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "RUN_SECONDS", 0.1)
     one = contestant(tmp_path)
-    one.warm_up(Pace(warmup=3))
+    one.warm_up(StepRate(warmup=3))
     seconds = sum(one.go(one.run_steps).seconds)
     assert 0.01 < seconds < 2
 
 
 def test_one_run_alone_counts_and_says_so():
-    speed = train.bench_train(digits(), SilentConsole(), Pace(warmup=0, repeats=1, run_steps=2))
+    speed = train.bench_train(digits(), SilentConsole(), StepRate(warmup=0, repeats=1, run_steps=2))
     assert speed.first_excluded is False and speed.steps == 2 and len(speed.runs) == 1
 
 
@@ -118,7 +118,9 @@ def test_the_first_pair_of_runs_does_not_count_in_a_ratio():
     ours, other = (train.bench_train(digits(), SilentConsole(), FEW) for _ in range(2))
     from dataclasses import replace
 
-    comparison = weigh(replace(ours, runs=(1.0, 30.0, 40.0, 90.0)), replace(other, runs=(99.0, 10.0, 10.0, 10.0)))
+    comparison = compare_speeds(
+        replace(ours, runs=(1.0, 30.0, 40.0, 90.0)), replace(other, runs=(99.0, 10.0, 10.0, 10.0))
+    )
     assert (comparison.ratio_least, comparison.ratio, comparison.ratio_most) == (3.0, 4.0, 9.0)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.checkpoint.store import BackgroundSaver, Store, load
+from convolve.checkpoint.store import AsyncSaver, Store, load
 from convolve.errors import CheckpointError
 
 
@@ -34,7 +34,7 @@ class SlowStore(Store):
 
 def test_the_next_step_cannot_reach_what_is_being_written(tmp_path):
     store = SlowStore(tmp_path)
-    saver = BackgroundSaver(store)
+    saver = AsyncSaver(store)
     taken = snapshot(1, 1.0)
     saver.begin(taken, best=False)
     taken.tensors["model"]["w"].fill_(2.0)
@@ -44,7 +44,7 @@ def test_the_next_step_cannot_reach_what_is_being_written(tmp_path):
 
 def test_a_save_is_told_once_and_only_when_it_is_there(tmp_path):
     store = SlowStore(tmp_path)
-    saver = BackgroundSaver(store)
+    saver = AsyncSaver(store)
     assert saver.finished(wait=True) is None
     saver.begin(snapshot(1), best=False)
     assert saver.finished(wait=False) is None and store.paths() == []
@@ -55,7 +55,7 @@ def test_a_save_is_told_once_and_only_when_it_is_there(tmp_path):
 
 def test_there_is_one_save_at_a_time_and_checkpoints_appear_in_order(tmp_path):
     store = SlowStore(tmp_path)
-    saver = BackgroundSaver(store)
+    saver = AsyncSaver(store)
     saver.begin(snapshot(1), best=False)
     with pytest.raises(AssertionError, match="one save at a time"):
         saver.begin(snapshot(2), best=False)
@@ -69,7 +69,7 @@ def test_there_is_one_save_at_a_time_and_checkpoints_appear_in_order(tmp_path):
 
 def test_the_best_is_marked(tmp_path):
     store = Store(tmp_path, keep=None)
-    saver = BackgroundSaver(store)
+    saver = AsyncSaver(store)
     for step, best in ((1, True), (2, False)):
         saver.begin(snapshot(step), best=best)
         saver.finished(wait=True)
@@ -79,7 +79,7 @@ def test_the_best_is_marked(tmp_path):
 def test_a_failed_save_is_told_in_one_line_and_the_next_one_may_succeed(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.write_text("a file where a folder should be")
-    saver = BackgroundSaver(Store(folder, keep=None))
+    saver = AsyncSaver(Store(folder, keep=None))
     saver.begin(snapshot(1), best=False)
     with pytest.raises(CheckpointError) as caught:
         saver.finished(wait=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from convolve.checkpoint.pretrained import head_names, transfer
+from convolve.checkpoint.pretrained import head_names, load_pretrained
 from convolve.config.schema import ModelConfig
 from convolve.errors import CheckpointError
 from convolve.models import registry
@@ -48,7 +48,7 @@ def same(one, other):
 def test_own_names_come_back_bit_for_bit(tmp_path, prefix):
     source, target = build("resnet8-cifar", seed=1), build("resnet8-cifar", seed=2)
     tensors = {prefix + name: tensor for name, tensor in source.state_dict().items()}
-    report = transfer(target, store(tmp_path / "w.safetensors", tensors))
+    report = load_pretrained(target, store(tmp_path / "w.safetensors", tensors))
     assert same(source, target)
     assert (report.taken, report.fresh) == (len(tensors), ())
 
@@ -58,7 +58,7 @@ def test_timm_names_are_understood(tmp_path, name):
     source, target = build(name, seed=1), build(name, seed=2)
     tensors = timm_names(source.state_dict())
     assert {"conv_stem.weight", "blocks.2.0.se.conv_reduce.bias", "blocks.6.0.bn3.weight"} <= set(tensors)
-    transfer(target, store(tmp_path / "w.safetensors", tensors))
+    load_pretrained(target, store(tmp_path / "w.safetensors", tensors))
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(source.eval()(x), target.eval()(x))
@@ -66,7 +66,7 @@ def test_timm_names_are_understood(tmp_path, name):
 
 def test_another_number_of_classes_keeps_a_fresh_head(tmp_path):
     source, target, untouched = build("resnet10", 7, seed=1), build("resnet10", 3, seed=2), build("resnet10", 3, seed=2)
-    report = transfer(target, store(tmp_path / "w.safetensors", source.state_dict()))
+    report = load_pretrained(target, store(tmp_path / "w.safetensors", source.state_dict()))
     assert report.fresh == ("fc.weight", "fc.bias")
     assert torch.equal(target.state_dict()["fc.weight"], untouched.state_dict()["fc.weight"])
     assert torch.equal(target.state_dict()["layer4.0.conv1.weight"], source.state_dict()["layer4.0.conv1.weight"])
@@ -75,7 +75,7 @@ def test_another_number_of_classes_keeps_a_fresh_head(tmp_path):
 def test_statistics_counters_may_be_missing(tmp_path):
     source = build("resnet8-cifar", seed=1)
     tensors = {name: tensor for name, tensor in source.state_dict().items() if "num_batches" not in name}
-    transfer(build("resnet8-cifar"), store(tmp_path / "w.safetensors", tensors))
+    load_pretrained(build("resnet8-cifar"), store(tmp_path / "w.safetensors", tensors))
 
 
 @pytest.mark.parametrize(
@@ -88,27 +88,27 @@ def test_statistics_counters_may_be_missing(tmp_path):
 def test_weights_of_another_network_are_refused(tmp_path, model, message):
     path = store(tmp_path / "w.safetensors", build("resnet8-cifar").state_dict())
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        transfer(build(model), path)
+        load_pretrained(build(model), path)
 
 
 def test_surplus_and_misshaped_weights_are_named(tmp_path):
     state = build("resnet8-cifar").state_dict()
     with pytest.raises(CheckpointError, match="has 'extra', which the network has not"):
-        transfer(build("resnet8-cifar"), store(tmp_path / "a.safetensors", {**state, "extra": torch.zeros(1)}))
+        load_pretrained(build("resnet8-cifar"), store(tmp_path / "a.safetensors", {**state, "extra": torch.zeros(1)}))
     grey = build("resnet8-cifar", shape=(1, 32, 32))
     with pytest.raises(CheckpointError, match=r"'conv1.weight' has shape \[16, 3, 3, 3\], the network needs \[16, 1"):
-        transfer(grey, store(tmp_path / "b.safetensors", state))
+        load_pretrained(grey, store(tmp_path / "b.safetensors", state))
 
 
 def test_a_pickle_is_refused_and_the_way_out_named(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="make it safe first with: convolve convert"):
-        transfer(build("resnet8-cifar"), tmp_path / "w.pth")
+        load_pretrained(build("resnet8-cifar"), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="there is no such file"):
-        transfer(build("resnet8-cifar"), tmp_path / "none.safetensors")
+        load_pretrained(build("resnet8-cifar"), tmp_path / "none.safetensors")
     (tmp_path / "w.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="is not safetensors"):
-        transfer(build("resnet8-cifar"), tmp_path / "w.safetensors")
+        load_pretrained(build("resnet8-cifar"), tmp_path / "w.safetensors")
 
 
 def test_the_head_is_the_last_block_with_weights():

@@ -1,12 +1,12 @@
 import pytest
 
-from convolve.cli.command import Parser, add_config_flags, asked_model, given_values, spell
+from convolve.cli.command import Parser, add_config_flags, asked_model, explicit_options, format_value
 
 
 def parse(*arguments):
     parser = Parser(prog="convolve train")
     add_config_flags(parser, asked_model(arguments))
-    return given_values(parser.parse(arguments))
+    return explicit_options(parser.parse(arguments))
 
 
 def test_no_arguments_are_no_values():
@@ -35,8 +35,8 @@ def test_lists_take_blanks_or_commas():
 
 
 def test_numbers_and_switches_are_spelled_differently():
-    assert [spell(value) for value in (1, True, 0, False)] == ["1", "on", "0", "off"]
+    assert [format_value(value) for value in (1, True, 0, False)] == ["1", "on", "0", "off"]
 
 
 def test_lists_are_spelled_as_one_types_them_and_what_is_not_there_not_at_all():
-    assert [spell(value) for value in ((0.5, 0.75), (), None)] == ["0.5 0.75", "", ""]
+    assert [format_value(value) for value in ((0.5, 0.75), (), None)] == ["0.5 0.75", "", ""]

@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from convolve.config.schema import DataConfig
-from convolve.data.build import choose_augment, choose_samples, fit_input, open_test_loader, open_train_loader
+from convolve.data.build import augment_of, fit_normalization, open_test_loader, open_train_loader, select_samples
 from convolve.data.dataset import Dataset, Split
-from convolve.data.loader.in_memory import MemoryStock
+from convolve.data.loader.in_memory import InMemoryFetcher
 from convolve.data.transforms.augment import Augment, crop_padded, pad_images
 from convolve.data.transforms.normalize import Transform
 from convolve.data.transforms.randaugment import OPERATIONS
 from convolve.errors import ConfigError
-from convolve.rng import Draw
+from convolve.rng import SampleRNG
 
 CPU = torch.device("cpu")
 ROWS = np.arange(40)
@@ -25,7 +25,7 @@ def stock(augment, split=None, size=None):
     split = split or make_split()
     side = size or split.images.shape[1]
     channels = split.images.shape[3]
-    return MemoryStock(split, Transform(side, side, (0.5,) * channels, (0.2,) * channels), CPU, augment)
+    return InMemoryFetcher(split, Transform(side, side, (0.5,) * channels, (0.2,) * channels), CPU, augment)
 
 
 @pytest.mark.parametrize("mode", ["mean", "black", "reflect"])
@@ -47,14 +47,14 @@ def test_a_padded_crop_equals_one_made_by_hand(mode):
 
 def test_every_place_of_a_crop_occurs():
     split = Split(np.arange(12, dtype=np.uint8).reshape(1, 12, 1, 1).repeat(400, 0).repeat(12, 2), np.zeros(400, int))
-    pixels = stock(Augment(crop="pad", padding=2, padding_mode="black"), split).fetch(np.arange(400), Draw(0, 0))
+    pixels = stock(Augment(crop="pad", padding=2, padding_mode="black"), split).fetch(np.arange(400), SampleRNG(0, 0))
     tops = {tuple(image[:, 6, 0].tolist()) for image in pixels}
     assert len(tops) == 5
 
 
 def test_alternating_flips_show_each_side_in_every_second_epoch():
     flipping = stock(Augment(flip="alternating"))
-    epochs = [flipping.fetch(ROWS, Draw(7, epoch)) for epoch in range(4)]
+    epochs = [flipping.fetch(ROWS, SampleRNG(7, epoch)) for epoch in range(4)]
     assert torch.equal(epochs[0], epochs[2]) and torch.equal(epochs[1], epochs[3])
     assert torch.equal(epochs[0], epochs[1].flip(2))
     flipped = (epochs[0] != torch.from_numpy(make_split().images)).flatten(1).any(1)
@@ -62,7 +62,7 @@ def test_alternating_flips_show_each_side_in_every_second_epoch():
 
 
 def test_random_flips_are_drawn_anew_in_each_epoch():
-    flips = [Draw(7, epoch).flips(np.arange(1000), alternating=False) for epoch in range(2)]
+    flips = [SampleRNG(7, epoch).flips(np.arange(1000), alternating=False) for epoch in range(2)]
     assert 0.4 < np.mean(flips[0] != flips[1]) < 0.6
 
 
@@ -71,11 +71,11 @@ FULL = Augment(crop="resized", flip="random", cutout=4, erase_probability=0.5, j
 
 @pytest.mark.parametrize("augment", [Augment(crop="pad", flip="random"), FULL], ids=["pad", "all"])
 def test_a_sample_does_not_depend_on_its_batch(augment):
-    whole = stock(augment).fetch(ROWS, Draw(3, 1)).float()
+    whole = stock(augment).fetch(ROWS, SampleRNG(3, 1)).float()
     shuffled = np.random.default_rng(0).permutation(40)
-    parts = torch.cat([stock(augment).fetch(rows, Draw(3, 1)).float() for rows in np.array_split(shuffled, 7)])
+    parts = torch.cat([stock(augment).fetch(rows, SampleRNG(3, 1)).float() for rows in np.array_split(shuffled, 7)])
     assert torch.allclose(whole[shuffled], parts, atol=1e-3)
-    assert not torch.allclose(whole, stock(augment).fetch(ROWS, Draw(3, 2)).float(), atol=1e-3)
+    assert not torch.allclose(whole, stock(augment).fetch(ROWS, SampleRNG(3, 2)).float(), atol=1e-3)
 
 
 def test_evaluation_is_not_augmented():
@@ -83,7 +83,7 @@ def test_evaluation_is_not_augmented():
 
 
 def test_cutout_fills_a_square_with_the_mean_colour():
-    pixels = stock(Augment(cutout=4)).fetch(ROWS, Draw(0, 0)).numpy()
+    pixels = stock(Augment(cutout=4)).fetch(ROWS, SampleRNG(0, 0)).numpy()
     changed = (pixels != make_split().images).any(3)
     assert np.all(pixels[changed] == 128)
     assert changed.sum((1, 2)).max() <= 16 and changed.sum((1, 2)).min() >= 3
@@ -91,7 +91,7 @@ def test_cutout_fills_a_square_with_the_mean_colour():
 
 def test_erasing_happens_as_often_as_asked():
     split = make_split(400)
-    pixels = stock(Augment(erase_probability=0.25), split).fetch(np.arange(400), Draw(0, 0)).numpy()
+    pixels = stock(Augment(erase_probability=0.25), split).fetch(np.arange(400), SampleRNG(0, 0)).numpy()
     assert 0.15 < (pixels != split.images).any((1, 2, 3)).mean() < 0.35
 
 
@@ -108,7 +108,7 @@ def test_another_image_size_resizes_training_and_test_images():
     split = make_split()
     for size in (6, 12, 24):
         config = DataConfig(image_size=size, augment="pad-crop-flip", normalisation="standard")
-        transform = fit_input(split, config)
+        transform = fit_normalization(split, config)
         for loader in (
             open_train_loader(split, transform, CPU, config),
             open_test_loader(split, transform, CPU, config),
@@ -117,21 +117,21 @@ def test_another_image_size_resizes_training_and_test_images():
 
 
 def test_grey_images_stay_as_they_are_and_colour_images_are_cropped_and_flipped():
-    assert choose_augment(DataConfig(), make_split(channels=1)) == Augment()
-    assert choose_augment(DataConfig(), make_split()).crop == "pad"
-    assert choose_augment(DataConfig(train_with_valid_preprocessing=True), make_split()) == Augment()
+    assert augment_of(DataConfig(), make_split(channels=1)) == Augment()
+    assert augment_of(DataConfig(), make_split()).crop == "pad"
+    assert augment_of(DataConfig(train_with_valid_preprocessing=True), make_split()) == Augment()
 
 
 def test_a_percentage_of_the_training_images_is_taken_evenly():
     dataset = Dataset("x", make_split(), make_split(7), tuple("0123456789"), "here")
-    kept = choose_samples(dataset, DataConfig(dataset_percentage_to_use=25, hold_out=8))
+    kept = select_samples(dataset, DataConfig(dataset_percentage_to_use=25, hold_out=8))
     assert len(kept.train) == 8 and len(kept.test) == 7
     assert np.array_equal(kept.train.labels, dataset.train.labels[8::4])
 
 
 def test_imagenet_figures_are_for_colour_only():
     with pytest.raises(ConfigError, match="it is for colour images"):
-        fit_input(make_split(channels=1), DataConfig(normalisation="imagenet"))
-    transform = fit_input(make_split(), DataConfig(normalisation="imagenet-mean"))
+        fit_normalization(make_split(channels=1), DataConfig(normalisation="imagenet"))
+    transform = fit_normalization(make_split(), DataConfig(normalisation="imagenet-mean"))
     images = transform(torch.full((1, 12, 12, 3), 200, dtype=torch.uint8))
     assert images[0, :, 0, 0].tolist() == pytest.approx([200 - 255 * m for m in (0.485, 0.456, 0.406)], abs=1e-3)

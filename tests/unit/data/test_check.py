@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from convolve.data.catalog import MNIST
-from convolve.data.check import check, get, list_datasets
+from convolve.data.check import check_data, fetch_dataset, list_datasets
 from convolve.data.lookup import load_digits
 from convolve.data.readers.mnist import pack_idx
 from convolve.download import ignore_progress
@@ -54,17 +54,17 @@ def test_the_list_finds_the_cache_by_sizes(own_cache: Path) -> None:
 
 
 def test_the_shipped_set_needs_no_fetching() -> None:
-    supply = get("digits", progress=ignore_progress)
+    supply = fetch_dataset("digits", progress=ignore_progress)
     assert (supply.place, supply.fetched) == ("shipped with convolve", False)
 
 
 def test_an_unknown_set_cannot_be_fetched() -> None:
     with pytest.raises(ConfigError, match="did you mean digits"):
-        get("digit", progress=ignore_progress)
+        fetch_dataset("digit", progress=ignore_progress)
 
 
 def test_a_check_counts_each_class_and_verifies_the_contents() -> None:
-    report = check("digits", announce=never, progress=ignore_progress)
+    report = check_data("digits", announce=never, progress=ignore_progress)
     assert report.contents == "published"
     assert (report.train_samples, report.test_samples, report.image_shape) == (1500, 297, (28, 28, 1))
     assert list(report.train_counts) == list("0123456789")
@@ -72,26 +72,26 @@ def test_a_check_counts_each_class_and_verifies_the_contents() -> None:
 
 
 def test_a_check_of_a_folder_reports_other_contents_as_different(tmp_path: Path) -> None:
-    report = check(str(write_digits_as(tmp_path / "own", 1)), announce=never, progress=ignore_progress)
+    report = check_data(str(write_digits_as(tmp_path / "own", 1)), announce=never, progress=ignore_progress)
     assert report.contents == "different"
     assert report.train_samples == 1500
 
 
 def test_a_check_of_a_folder_with_a_set_under_false_names_says_which_it_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds digits, not mnist"):
-        check(str(write_digits_as(tmp_path / "own")), announce=never, progress=ignore_progress)
+        check_data(str(write_digits_as(tmp_path / "own")), announce=never, progress=ignore_progress)
 
 
 def test_a_check_of_an_empty_folder_lists_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no known data set in it; looked for mnist"):
-        check(str(tmp_path), announce=never, progress=ignore_progress)
+        check_data(str(tmp_path), announce=never, progress=ignore_progress)
 
 
 def test_a_check_of_nothing_suggests_names() -> None:
     with pytest.raises(ConfigError, match="neither a folder nor a known data set; did you mean mnist"):
-        check("minst", announce=never, progress=ignore_progress)
+        check_data("minst", announce=never, progress=ignore_progress)
 
 
 def test_a_check_never_downloads() -> None:
     with pytest.raises(DataError, match="download is off"):
-        check("mnist", announce=never, progress=ignore_progress)
+        check_data("mnist", announce=never, progress=ignore_progress)

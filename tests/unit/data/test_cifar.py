@@ -10,7 +10,7 @@ import pytest
 
 from cifar_files import COUNT, records, write_binary, write_python
 from convolve.config.schema import DataConfig
-from convolve.data.catalog import CIFAR10, CIFAR100, Archive, Entry, IdxFile
+from convolve.data.catalog import CIFAR10, CIFAR100, Archive, DatasetInfo, IdxFile
 from convolve.data.dataset import Split
 from convolve.data.fetch import fetch_entry
 from convolve.data.lookup import infer_entry, open_dataset
@@ -22,7 +22,7 @@ from data_samples import Server
 
 @pytest.mark.parametrize("entry", [CIFAR10, CIFAR100], ids=lambda entry: entry.name)
 @pytest.mark.parametrize(("write", "version"), [(write_binary, "binary"), (write_python, "python")])
-def test_both_versions_hold_the_same_images(tmp_path: Path, entry: Entry, write, version: str) -> None:
+def test_both_versions_hold_the_same_images(tmp_path: Path, entry: DatasetInfo, write, version: str) -> None:
     write(tmp_path, entry)
     dataset = open_dataset(DataConfig(dataset=entry.name, data_dir=tmp_path), announce=print, progress=ignore_progress)
     assert isinstance(dataset.train, Split) and isinstance(dataset.test, Split)
@@ -45,7 +45,7 @@ def test_a_folder_named_after_fashion_is_not_taken_for_mnist(tmp_path: Path, sam
     assert [infer_entry(tmp_path / name).name for name in ("fashion", "mnist")] == ["fashion-mnist", "mnist"]
 
 
-def pack_archive(folder: Path, entry: Entry) -> bytes:
+def pack_archive(folder: Path, entry: DatasetInfo) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in entry.files:

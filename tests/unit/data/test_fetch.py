@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from convolve.data.fetch import fetch_entry, is_intact
-from convolve.download import Patience, find_mirrors, ignore_progress
+from convolve.download import Timeouts, find_mirrors, ignore_progress
 from convolve.errors import DataError
 from data_samples import Sample, Server
 
-QUICK = Patience(reach=2.0, stall=0.4)
+QUICK = Timeouts(reach=2.0, stall=0.4)
 FIRST = "train-images-idx3-ubyte"
 CHILD = """
 import pickle, sys

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from convolve.data.image_io import read_picture
+from convolve.data.image_io import read_image
 from convolve.data.lookup import load_digits
 from convolve.errors import DataError
 from convolve.inference.preprocess import fit_digit
@@ -25,7 +25,7 @@ def save(picture: Image.Image, path: Path, kind: str = "PNG", **options: object)
 def test_every_format_is_known_by_content_under_a_false_name(tmp_path: Path, kind: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
     path = save(Image.fromarray(RED_GREEN), tmp_path / "picture.txt", kind, **options)
-    pixels = read_picture(path, channels=3)
+    pixels = read_image(path, channels=3)
     assert pixels.shape == (6, 8, 3)
     assert np.abs(pixels.astype(int) - RED_GREEN).max() <= (70 if kind == "JPEG" else 0)
 
@@ -33,13 +33,13 @@ def test_every_format_is_known_by_content_under_a_false_name(tmp_path: Path, kin
 def test_colour_becomes_grey_and_grey_becomes_colour(tmp_path: Path) -> None:
     colour = save(Image.fromarray(RED_GREEN), tmp_path / "colour")
     grey = save(Image.fromarray(RED_GREEN[..., 0]), tmp_path / "grey")
-    assert read_picture(colour, channels=1)[0, :, 0].tolist() == [76] * 4 + [150] * 4
-    assert np.array_equal(read_picture(grey, channels=3), np.repeat(RED_GREEN[..., :1], 3, 2))
+    assert read_image(colour, channels=1)[0, :, 0].tolist() == [76] * 4 + [150] * 4
+    assert np.array_equal(read_image(grey, channels=3), np.repeat(RED_GREEN[..., :1], 3, 2))
 
 
 def test_black_and_white_bits_become_0_and_255(tmp_path: Path) -> None:
     path = save(Image.fromarray(RED_GREEN[..., 0] > 0), tmp_path / "bits")
-    assert read_picture(path, channels=1)[0, :, 0].tolist() == [255] * 4 + [0] * 4
+    assert read_image(path, channels=1)[0, :, 0].tolist() == [255] * 4 + [0] * 4
 
 
 @pytest.mark.parametrize("mode", ["LA", "RGBA", "PA", "P"])
@@ -56,12 +56,12 @@ def test_transparency_is_laid_on_white(tmp_path: Path, mode: str) -> None:
         path = save(rgba if mode != "LA" else rgba.convert("LA"), tmp_path / "clear", kind)
     expected = np.full((3, 4), 255)
     expected[1, 1] = 0
-    assert np.array_equal(read_picture(path, channels=1)[..., 0], expected)
+    assert np.array_equal(read_image(path, channels=1)[..., 0], expected)
 
 
 def test_half_transparent_black_on_white_is_grey(tmp_path: Path) -> None:
     path = save(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), tmp_path / "half")
-    assert read_picture(path, channels=1)[0, 0, 0] == 127
+    assert read_image(path, channels=1)[0, 0, 0] == 127
 
 
 def test_sixteen_bits_become_eight(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_sixteen_bits_become_eight(tmp_path: Path) -> None:
     expected = np.arange(256).reshape(16, 16)
     for kind in ("PNG", "TIFF"):
         path = save(Image.fromarray(deep), tmp_path / kind, kind)
-        assert np.array_equal(read_picture(path, channels=1)[..., 0], expected)
+        assert np.array_equal(read_image(path, channels=1)[..., 0], expected)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_sixteen_bits_become_eight(tmp_path: Path) -> None:
 )
 def test_deep_pixels_take_the_narrowest_usual_range(tmp_path: Path, values: np.ndarray, expected: list[int]) -> None:
     path = save(Image.fromarray(values), tmp_path / "deep", "TIFF")
-    assert read_picture(path, channels=1)[0, :, 0].tolist() == expected
+    assert read_image(path, channels=1)[0, :, 0].tolist() == expected
 
 
 def test_a_pixel_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     path = save(Image.fromarray(np.array([[0, np.nan]], np.float32)), tmp_path / "deep", "TIFF")
     with pytest.raises(DataError, match="deep: broken image"):
-        read_picture(path, channels=1)
+        read_image(path, channels=1)
 
 
 def test_print_colours_become_screen_colours(tmp_path: Path) -> None:
     path = save(Image.new("CMYK", (8, 8), (0, 0, 0, 255)), tmp_path / "print", "JPEG")
-    assert read_picture(path, channels=3).max() <= 2
+    assert read_image(path, channels=3).max() <= 2
 
 
 @pytest.mark.parametrize(("tag", "turns"), [(3, 2), (6, 3), (8, 1)])
@@ -104,13 +104,13 @@ def test_a_camera_that_was_turned_is_turned_back(tmp_path: Path, tag: int, turns
     exif = Image.Exif()
     exif[0x0112] = tag
     path = save(Image.fromarray(RED_GREEN), tmp_path / "turned", exif=exif)
-    assert np.array_equal(read_picture(path, channels=3), np.rot90(RED_GREEN, turns))
+    assert np.array_equal(read_image(path, channels=3), np.rot90(RED_GREEN, turns))
 
 
 def test_too_many_pixels_are_refused_from_the_header(tmp_path: Path) -> None:
     path = save(Image.new("1", (9000, 9000)), tmp_path / "huge")
     with pytest.raises(DataError, match="huge: 9000 x 9000 is more than the 64000000 pixels"):
-        read_picture(path, channels=1)
+        read_image(path, channels=1)
 
 
 def test_a_picture_far_beyond_all_limits_is_refused(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_picture_far_beyond_all_limits_is_refused(tmp_path: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     (tmp_path / "bomb").write_bytes(png + struct.pack(">I", 100) + b"IDAT" + bytes(104))
     with pytest.raises(DataError, match="bomb: more than the 64000000 pixels"):
-        read_picture(tmp_path / "bomb", channels=1)
+        read_image(tmp_path / "bomb", channels=1)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
@@ -128,7 +128,7 @@ def test_a_truncated_picture_is_named(tmp_path: Path, kind: str) -> None:
     Image.fromarray(noise).save(whole, kind)
     (tmp_path / "cut").write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
     with pytest.raises(DataError, match=r"cut: (broken image|not an image)"):
-        read_picture(tmp_path / "cut", channels=3)
+        read_image(tmp_path / "cut", channels=3)
 
 
 def test_any_flipped_bit_in_a_png_is_an_error_or_harmless(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_any_flipped_bit_in_a_png_is_an_error_or_harmless(tmp_path: Path) -> Non
         damaged[place] ^= 4
         (tmp_path / "flipped").write_bytes(damaged)
         try:
-            assert np.array_equal(read_picture(tmp_path / "flipped", channels=3), RED_GREEN)
+            assert np.array_equal(read_image(tmp_path / "flipped", channels=3), RED_GREEN)
         except DataError as error:
             assert "flipped: " in str(error)
 
@@ -150,14 +150,14 @@ def test_any_flipped_bit_in_a_png_is_an_error_or_harmless(tmp_path: Path) -> Non
 def test_what_is_no_picture_is_named(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "what").write_bytes(contents)
     with pytest.raises(DataError, match="what: "):
-        read_picture(tmp_path / "what", channels=1)
+        read_image(tmp_path / "what", channels=1)
 
 
 def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a file"):
-        read_picture(tmp_path, channels=1)
+        read_image(tmp_path, channels=1)
     with pytest.raises(DataError, match="absent: cannot be read"):
-        read_picture(tmp_path / "absent", channels=1)
+        read_image(tmp_path / "absent", channels=1)
 
 
 DIGITS = load_digits().test.images[:100]

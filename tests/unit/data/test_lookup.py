@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from convolve.config.schema import DataConfig
-from convolve.data.catalog import KNOWN, MNIST, find_entry
+from convolve.data.catalog import CATALOG, MNIST, find_dataset
 from convolve.data.dataset import Dataset
 from convolve.data.lookup import cache_folder, open_dataset
 from convolve.data.readers.mnist import pack_idx
@@ -205,8 +205,8 @@ def test_random_data_need_no_files(kind: str) -> None:
 
 
 def test_every_catalogue_entry_is_consistent() -> None:
-    for name, entry in KNOWN.items():
-        assert find_entry(name) is entry
+    for name, entry in CATALOG.items():
+        assert find_dataset(name) is entry
         height, width, channels = entry.image_shape
         if entry.layout == "idx":
             assert entry.files[0].size == 16 + entry.train_count * height * width * channels

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from convolve.data.dataset import Split, Targets
-from convolve.data.loader.loader import MemoryLoader, Part
+from convolve.data.loader.loader import MemoryLoader, ReplicaShard
 from convolve.data.transforms.augment import Augment
-from convolve.data.transforms.mixup import Cutmix, Mixing, MixRecipe
+from convolve.data.transforms.mixup import Cutmix, Mixing, MixupCutmix
 from convolve.data.transforms.normalize import Transform
 from convolve.engine.loss import CrossEntropy
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def recipe(count, *, m=None, share=1.0, corner=(0.0, 0.0)):
-    return MixRecipe(count, np.ones(count) if m is None else np.array(m), m is not None, share, corner)
+    return MixupCutmix(count, np.ones(count) if m is None else np.array(m), m is not None, share, corner)
 
 
 def images(count, size=4):
@@ -129,7 +129,7 @@ def test_micro_batches_and_replicas_do_not_change_what_is_mixed(mixer):
 
     def first_epoch(micro, replicas):
         loader = MemoryLoader(split, Transform(8, 8, (0.5,) * 3, (0.2,) * 3), CPU, augment, mixer)
-        parts = [loader.windows(3, 0, (micro, 16), Part(index, replicas)) for index in range(replicas)]
+        parts = [loader.windows(3, 0, (micro, 16), ReplicaShard(index, replicas)) for index in range(replicas)]
         found = []
         for _ in range(4):
             batches = [batch for part in parts for batch in next(part).batches]

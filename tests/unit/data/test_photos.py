@@ -15,17 +15,17 @@ import torch
 from PIL import Image
 
 from convolve.config.schema import DataConfig
-from convolve.data.build import choose_augment, fit_input, open_test_loader, open_train_loader
-from convolve.data.check import check
+from convolve.data.build import augment_of, fit_normalization, open_test_loader, open_train_loader
+from convolve.data.check import check_data
 from convolve.data.dataset import Dataset, Split
-from convolve.data.loader.decoding import Gallery
-from convolve.data.loader.loader import Part
+from convolve.data.loader.decoding import EncodedImages
+from convolve.data.loader.loader import ReplicaShard
 from convolve.data.lookup import open_dataset
-from convolve.data.prepare import Options, prepare
+from convolve.data.prepare import PrepareOptions, prepare
 from convolve.data.readers import index as index_room
-from convolve.data.readers.detect import bring_into_memory, open_pictures
+from convolve.data.readers.detect import load_into_memory, open_images
 from convolve.data.readers.index import Index
-from convolve.data.transforms.augment import NUMBERS, centre_box, draw_box, draw_box_on
+from convolve.data.transforms.augment import NUMBERS, center_box, draw_box, draw_box_on
 from convolve.download import ignore_progress
 from convolve.errors import ConfigError, DataError
 
@@ -66,7 +66,7 @@ WRITERS = {"tfrecord": write_records, "tar": write_tars, "tfds": write_tfds}
 
 
 def opened(root: Path) -> Dataset:
-    found = open_pictures(root, str(root), ignore_progress)
+    found = open_images(root, str(root), ignore_progress)
     assert found is not None
     return found
 
@@ -74,8 +74,8 @@ def opened(root: Path) -> Dataset:
 def digest(dataset: Dataset, *, workers=2, micro=4, replicas=1, seed=5, steps=4, **given) -> str:
     """A hash of the first batches of training, in the order of the window."""
     config = DataConfig(workers=workers, image_size=24, **given)
-    loader = open_train_loader(dataset.train, fit_input(dataset.train, config), CPU, config)
-    parts = [loader.windows(seed, 0, (micro, 8), Part(index, replicas)) for index in range(replicas)]
+    loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
+    parts = [loader.windows(seed, 0, (micro, 8), ReplicaShard(index, replicas)) for index in range(replicas)]
     found = hashlib.sha256()
     for _ in range(steps):
         batches = sorted((batch for part in parts for batch in next(part).batches), key=lambda batch: batch.first)
@@ -90,7 +90,7 @@ def test_files_written_by_the_original_libraries_are_read_right(tmp_path, kind):
     dataset = opened(WRITERS[kind](tmp_path / kind))
     for split, name in ((dataset.train, "train"), (dataset.test, "validation")):
         expected = foreign.samples(name)
-        assert isinstance(split, Gallery) and len(split) == len(expected)
+        assert isinstance(split, EncodedImages) and len(split) == len(expected)
         for row, (data, label, box) in enumerate(expected):
             assert split.source.read(row) == data
             assert split.labels[row] == label
@@ -102,9 +102,9 @@ def test_every_format_gives_the_same_samples_and_the_same_augmented_bytes(tmp_pa
     folder = opened(write_folder(tmp_path / "folder"))
     made = {}
     for kind, options in {
-        "tar": Options("webdataset", shard_samples=3),
-        "raw": Options("raw", size=64),
-        "again": Options("webdataset", shard_samples=4),
+        "tar": PrepareOptions("webdataset", shard_samples=3),
+        "raw": PrepareOptions("raw", size=64),
+        "again": PrepareOptions("webdataset", shard_samples=4),
     }.items():
         prepare(folder, tmp_path / kind, options, 2, ignore_progress)
         made[kind] = opened(tmp_path / kind)
@@ -164,8 +164,8 @@ def test_small_pictures_of_one_size_live_in_memory(tmp_path):
     dataset = open_dataset(DataConfig(data_dir=tmp_path), announce=print, progress=ignore_progress)
     assert isinstance(dataset.train, Split) and dataset.train.images.shape == (6, 32, 32, 3)
     assert dataset.train.images[:, 0, 0, 0].tolist() == [0, 10, 20, 1, 11, 21]
-    kept = bring_into_memory(opened(tmp_path), 10 * 32 * 32 * 3, ignore_progress)
-    assert isinstance(kept.train, Gallery), "over the budget they stay on disk"
+    kept = load_into_memory(opened(tmp_path), 10 * 32 * 32 * 3, ignore_progress)
+    assert isinstance(kept.train, EncodedImages), "over the budget they stay on disk"
 
 
 def test_an_index_is_built_once_and_again_when_the_files_change(tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_any_position_of_a_tar_or_tfrecord_is_reached_at_once(tmp_path):
     for write in (write_tars, write_records):
         dataset = opened(write(tmp_path / write.__name__))
         config = DataConfig(workers=1, image_size=24)
-        loader = open_train_loader(dataset.train, fit_input(dataset.train, config), CPU, config)
+        loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
         began = time.perf_counter()
         far = next(loader.windows(0, 1_000_000 * len(dataset.train) + 4, (4, 4)))
         assert time.perf_counter() - began < 1
@@ -204,9 +204,9 @@ def test_any_position_of_a_tar_or_tfrecord_is_reached_at_once(tmp_path):
 def test_validation_keeps_the_short_last_batch(tmp_path):
     dataset = opened(write_tars(tmp_path / "tars"))
     config = DataConfig(image_size=24)
-    loader = open_test_loader(dataset.test, fit_input(dataset.train, config), CPU, config)
+    loader = open_test_loader(dataset.test, fit_normalization(dataset.train, config), CPU, config)
     assert [len(batch.labels) for batch in loader.batches(2)] == [2, 2, 1]
-    halves = [list(loader.batches(2, Part(index, 2))) for index in range(2)]
+    halves = [list(loader.batches(2, ReplicaShard(index, 2))) for index in range(2)]
     assert [len(batch.labels) for half in halves for batch in half] == [2, 1, 2]
 
 
@@ -218,7 +218,7 @@ def spoil(root: Path, name="train0003.jpg") -> Path:
 
 def read_epoch(dataset, **given):
     config = DataConfig(image_size=24, **given)
-    loader = open_train_loader(dataset.train, fit_input(dataset.train, config), CPU, config)
+    loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
     windows = loader.windows(0, 0, (4, 4))
     return loader, [next(windows) for _ in range(3)]
 
@@ -271,7 +271,7 @@ def test_a_check_finds_what_is_wrong_with_pictures(tmp_path):
     tiny = save(train / "tiny.png", grey.resize((8, 8)))
     cmyk = save(train / "cmyk.jpg", grey.convert("CMYK"))
     twin = shutil.copy(tmp_path / "validation" / "class-0" / "validation0000.jpg", train / "twin.jpg")
-    report = check(str(tmp_path), announce=print, progress=ignore_progress)
+    report = check_data(str(tmp_path), announce=print, progress=ignore_progress)
     found = {(finding.kind, Path(finding.name).name) for finding in report.findings}
     assert found == {
         ("broken", broken.name),
@@ -290,7 +290,7 @@ def test_preparing_is_byte_identical_for_any_number_of_threads_and_after_an_inte
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(place.iterdir())}
 
     for kind in ("webdataset", "raw"):
-        options = Options(kind, size=20, shard_samples=3)
+        options = PrepareOptions(kind, size=20, shard_samples=3)
         for name, workers in (("one", 1), ("four", 4)):
             prepare(dataset, tmp_path / kind / name, options, workers, ignore_progress)
         assert hashes(tmp_path / kind / "one") == hashes(tmp_path / kind / "four")
@@ -304,18 +304,20 @@ def test_preparing_is_byte_identical_for_any_number_of_threads_and_after_an_inte
             prepare(dataset, broken, options, 2, stop)
         assert not (broken / "metadata.json").exists()
         with pytest.raises(ConfigError, match="beginning of other work"):
-            prepare(dataset, broken, Options(kind, size=21), 2, ignore_progress)
+            prepare(dataset, broken, PrepareOptions(kind, size=21), 2, ignore_progress)
         prepare(dataset, broken, options, 2, ignore_progress)
         assert hashes(broken) == hashes(tmp_path / kind / "one")
 
 
 def test_a_check_verifies_the_checksums_of_prepared_files(tmp_path):
-    prepare(opened(write_folder(tmp_path / "folder")), tmp_path / "raw", Options("raw", size=20), 2, ignore_progress)
+    prepare(
+        opened(write_folder(tmp_path / "folder")), tmp_path / "raw", PrepareOptions("raw", size=20), 2, ignore_progress
+    )
     path = tmp_path / "raw" / "train-images.npy"
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    findings = check(str(tmp_path / "raw"), announce=print, progress=ignore_progress).findings
+    findings = check_data(str(tmp_path / "raw"), announce=print, progress=ignore_progress).findings
     assert [(finding.kind, finding.what) for finding in findings] == [
         ("checksum", "has other contents than were written")
     ]
@@ -324,9 +326,9 @@ def test_a_check_verifies_the_checksums_of_prepared_files(tmp_path):
 def test_a_folder_that_is_not_empty_is_not_written_to(tmp_path):
     dataset = opened(write_folder(tmp_path / "folder"))
     with pytest.raises(ConfigError, match="is not empty"):
-        prepare(dataset, tmp_path, Options(), 1, ignore_progress)
+        prepare(dataset, tmp_path, PrepareOptions(), 1, ignore_progress)
     with pytest.raises(ConfigError, match="give --image-size"):
-        prepare(dataset, tmp_path / "raw", Options("raw"), 1, ignore_progress)
+        prepare(dataset, tmp_path / "raw", PrepareOptions("raw"), 1, ignore_progress)
 
 
 def test_boxes_beside_a_folder_are_used(tmp_path):
@@ -363,7 +365,7 @@ def test_random_crops_have_the_area_and_proportions_asked_for():
 
 
 def test_the_centre_is_what_resizing_and_cutting_would_leave():
-    assert centre_box((256, 341), 224 / 256) == (16, 58, 224, 224)
+    assert center_box((256, 341), 224 / 256) == (16, 58, 224, 224)
 
 
 def test_scaled_decoding_agrees_with_full_decoding(tmp_path):
@@ -373,7 +375,7 @@ def test_scaled_decoding_agrees_with_full_decoding(tmp_path):
         save(tmp_path / split / "b" / "one.png", smooth)
     dataset = opened(tmp_path)
     config = DataConfig(image_size=64, normalisation="unit")
-    loader = open_test_loader(dataset.train, fit_input(dataset.train, config), CPU, config)
+    loader = open_test_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
     jpeg, png = next(loader.batches(2)).images * 255
     assert float((jpeg - png).abs().mean()) < 3 and float((jpeg - png).abs().max()) < 16
 
@@ -388,7 +390,7 @@ def test_a_camera_note_turns_the_picture_upright(tmp_path):
     dataset = opened(tmp_path)
     config = DataConfig(image_size=80, normalisation="unit")
     turned, plain = next(
-        open_test_loader(dataset.train, fit_input(dataset.train, config), CPU, config).batches(2)
+        open_test_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config).batches(2)
     ).images
     assert turned[0, 5, 40] < 0.1 and turned[0, 75, 40] > 0.9
     assert plain[0, 40, 5] < 0.1 and plain[0, 40, 75] > 0.9
@@ -397,7 +399,7 @@ def test_a_camera_note_turns_the_picture_upright(tmp_path):
 def test_padding_is_not_for_photographs(tmp_path):
     dataset = opened(write_tars(tmp_path / "tars"))
     with pytest.raises(ConfigError, match="photographs take resized-crop-flip"):
-        choose_augment(DataConfig(augment="pad-crop-flip"), dataset.train)
+        augment_of(DataConfig(augment="pad-crop-flip"), dataset.train)
 
 
 @pytest.mark.parametrize(

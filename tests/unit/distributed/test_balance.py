@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convolve.distributed.partition import balance
+from convolve.distributed.partition import balance_stages
 from convolve.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def every_cut(blocks, stages):
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
 def test_no_other_cut_has_a_cheaper_costliest_stage(costs, stages):
     stages = min(stages, len(costs))
-    begins = balance(costs, stages)
+    begins = balance_stages(costs, stages)
     assert begins[0] == 0 and begins == sorted(set(begins)) and len(begins) == stages
     assert costliest(costs, begins) == min(costliest(costs, cut) for cut in every_cut(len(costs), stages))
 
@@ -42,29 +42,29 @@ def test_with_a_memory_the_best_of_the_cuts_that_fit_is_taken(costs, stages, mem
     ]
     if not fitting:
         with pytest.raises(ConfigError, match="no cut fits"):
-            balance(costs, stages, fits)
+            balance_stages(costs, stages, fits)
         return
-    assert costliest(costs, balance(costs, stages, fits)) == min(costliest(costs, cut) for cut in fitting)
+    assert costliest(costs, balance_stages(costs, stages, fits)) == min(costliest(costs, cut) for cut in fitting)
 
 
 def test_even_blocks_are_shared_out_evenly():
-    assert balance([1.0] * 8, 4) == [0, 2, 4, 6]
+    assert balance_stages([1.0] * 8, 4) == [0, 2, 4, 6]
 
 
 def test_one_costly_block_stands_alone():
-    assert balance([1, 1, 10, 1, 1], 3) == [0, 2, 3]
+    assert balance_stages([1, 1, 10, 1, 1], 3) == [0, 2, 3]
 
 
 def test_as_many_stages_as_blocks_is_one_each():
-    assert balance([3, 0, 5], 3) == [0, 1, 2]
+    assert balance_stages([3, 0, 5], 3) == [0, 1, 2]
 
 
 def test_a_long_network_is_cut_in_a_blink():
     costs = [(7 * index) % 13 + 1.0 for index in range(300)]
-    assert len(balance(costs, 16)) == 16
+    assert len(balance_stages(costs, 16)) == 16
 
 
 @pytest.mark.parametrize("stages", [0, 4])
 def test_a_stage_without_a_block_is_refused(stages):
     with pytest.raises(ConfigError, match=f"{stages} stages for 3 blocks"):
-        balance([1, 2, 3], stages)
+        balance_stages([1, 2, 3], stages)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from convolve.distributed.gradient_sync import GradientSum, fill_buckets
-from convolve.distributed.shared_memory import SharedSum
+from convolve.distributed.gradient_sync import BucketedAllReduce, fill_buckets
+from convolve.distributed.shared_memory import SharedMemoryAllReduce
 from convolve.errors import ParallelError
 from forked_commands import FORKS
 
@@ -43,7 +43,7 @@ def test_a_gradient_becomes_the_sum_and_keeps_its_layout():
     model = layer()
     leave_gradients(model)
     alone = [parameter.grad.clone() for parameter in model.parameters()]
-    GradientSum(fill_buckets(list(model.parameters()), size=64), double)(model, NOTHING)
+    BucketedAllReduce(fill_buckets(list(model.parameters()), size=64), double)(model, NOTHING)
     for parameter, one in zip(model.parameters(), alone, strict=True):
         assert parameter.grad.equal(2 * one) and parameter.grad.stride() == parameter.stride()
 
@@ -58,13 +58,13 @@ def test_a_parameter_without_gradient_adds_zero_and_gets_the_sum_of_the_others()
         return lambda: None
 
     before = model[2].weight.grad.clone()
-    GradientSum(fill_buckets(list(model.parameters())), add_one)(model, NOTHING)
+    BucketedAllReduce(fill_buckets(list(model.parameters())), add_one)(model, NOTHING)
     assert model[0].weight.grad.eq(1).all() and model[2].weight.grad.equal(before + 1)
 
 
 def test_sums_of_one_step_leave_no_trace_in_the_next():
     model = layer()
-    synchronise = GradientSum(fill_buckets(list(model.parameters())), double)
+    synchronise = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
     found = []
     for _ in range(2):
         synchronise.arm()
@@ -77,7 +77,7 @@ def test_sums_of_one_step_leave_no_trace_in_the_next():
 
 def test_a_wish_to_stop_travels_with_the_gradients():
     model = layer()
-    synchronise = GradientSum(fill_buckets(list(model.parameters())), double)
+    synchronise = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
     for wanted in (False, True):
         leave_gradients(model)
         synchronise.ask_to_stop(wanted)
@@ -88,7 +88,7 @@ def test_a_wish_to_stop_travels_with_the_gradients():
 @pytest.mark.parametrize("size", [64, 10 << 20])
 def test_other_sums_go_with_the_last_bucket_and_leave_gradients_alone(size):
     model = layer()
-    synchronise = GradientSum(fill_buckets(list(model.parameters()), extra=3, size=size), double)
+    synchronise = BucketedAllReduce(fill_buckets(list(model.parameters()), extra=3, size=size), double)
     for missing in (False, True):
         leave_gradients(model)
         if missing:
@@ -101,8 +101,8 @@ def test_other_sums_go_with_the_last_bucket_and_leave_gradients_alone(size):
 
 def test_all_processes_get_the_same_sum_in_the_order_of_ranks(tmp_path):
     world, turns = 3, 50
-    SharedSum.create(tmp_path / "sum", world, 5)
-    sums = [SharedSum(tmp_path / "sum", rank, world, 5) for rank in range(world)]
+    SharedMemoryAllReduce.create(tmp_path / "sum", world, 5)
+    sums = [SharedMemoryAllReduce(tmp_path / "sum", rank, world, 5) for rank in range(world)]
     random = torch.Generator().manual_seed(0)
     parts = torch.randn(turns, world, 5, generator=random)
     found = torch.zeros(world, turns, 5)
@@ -124,8 +124,8 @@ def test_all_processes_get_the_same_sum_in_the_order_of_ranks(tmp_path):
 
 def test_many_buckets_under_way_do_not_overwrite_each_other(tmp_path):
     """Finished only at the end, as gradients are; one process is much slower than the other."""
-    SharedSum.create(tmp_path / "sum", 2, 4)
-    sums = [SharedSum(tmp_path / "sum", rank, 2, 4) for rank in range(2)]
+    SharedMemoryAllReduce.create(tmp_path / "sum", 2, 4)
+    sums = [SharedMemoryAllReduce(tmp_path / "sum", rank, 2, 4) for rank in range(2)]
     flats = [[torch.full((4,), 10.0**number * (rank + 1)) for number in range(6)] for rank in range(2)]
 
     def run(rank):
@@ -146,11 +146,11 @@ def test_many_buckets_under_way_do_not_overwrite_each_other(tmp_path):
 
 
 def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):
-    SharedSum.create(tmp_path / "sum", 2, 4)
-    other = FORKS.Process(target=SharedSum, args=(tmp_path / "sum", 1, 2, 4))
+    SharedMemoryAllReduce.create(tmp_path / "sum", 2, 4)
+    other = FORKS.Process(target=SharedMemoryAllReduce, args=(tmp_path / "sum", 1, 2, 4))
     other.start()
     other.join()
     assert other.exitcode == 0
-    alone = SharedSum(tmp_path / "sum", 0, 2, 4)
+    alone = SharedMemoryAllReduce(tmp_path / "sum", 0, 2, 4)
     with pytest.raises(ParallelError, match="rank 1 is gone"):
         alone(torch.zeros(4))()

@@ -2,12 +2,12 @@
 
 import pytest
 
-from convolve.compat.names import to_own_splits
+from convolve.compat.names import canonical_splits
 from convolve.config.loading import resolve, shipped
-from convolve.distributed.collectives import Alone
-from convolve.distributed.partition import check_splits, choose_splits, cut
+from convolve.distributed.collectives import SingleProcess
+from convolve.distributed.partition import check_splits, choose_splits, group_blocks
 from convolve.distributed.topology import Topology
-from convolve.engine.build import sketch_network
+from convolve.engine.build import build_on_meta
 from convolve.errors import ConfigError
 
 
@@ -24,9 +24,11 @@ def layouts():
 @pytest.mark.parametrize("name", layouts())
 def test_every_rank_of_a_shipped_config_has_its_blocks(name):
     config = resolve(name, None, {}).config
-    network = sketch_network(config)
+    network = build_on_meta(config)
     check_splits(network, config)
-    stages = cut(network, choose_splits(network, config, Alone()) if config.parallel.shards > 1 else [])
+    stages = group_blocks(
+        network, choose_splits(network, config, SingleProcess()) if config.parallel.shards > 1 else []
+    )
     parts = [network.part(blocks, network.input_shape) for blocks in stages]
     world = config.parallel.replicas * config.parallel.shards
     held = [
@@ -44,13 +46,13 @@ def test_every_rank_of_a_shipped_config_has_its_blocks(name):
 def test_more_stages_than_blocks_are_refused():
     config = resolve("lenet-digits", None, {"shards": 30}).config
     with pytest.raises(ConfigError, match="shards=30: lenet-bn can be cut into 5 parts"):
-        check_splits(sketch_network(config), config)
+        check_splits(build_on_meta(config), config)
 
 
 def test_a_pattern_that_fits_no_block_is_named():
     config = resolve("resnet20-cifar10", None, {}).config
     with pytest.raises(ConfigError, match=r"recompute-checkpoints=layer9\*: no block fits it"):
-        sketch_network(config).recompute(["layer1/*", "layer9*"])
+        build_on_meta(config).recompute(["layer1/*", "layer9*"])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_a_pattern_that_fits_no_block_is_named():
 )
 def test_splits_of_graphcores_application_begin_where_the_shipped_config_has_them(theirs):
     config = resolve("mk2_resnet50_bn_16ipus", None, {}).config
-    assert to_own_splits(theirs.split(), list(sketch_network(config).blocks)) == config.parallel.pipeline_splits
+    assert canonical_splits(theirs.split(), list(build_on_meta(config).blocks)) == config.parallel.pipeline_splits
 
 
 @pytest.mark.parametrize(
@@ -77,15 +79,15 @@ def test_splits_of_graphcores_application_begin_where_the_shipped_config_has_the
 )
 def test_a_split_of_graphcores_application_is_a_block_of_ours_or_stays_unknown(model, theirs, ours):
     config = resolve(None, None, {"model": model}).config
-    assert to_own_splits([theirs], list(sketch_network(config).blocks)) == (ours,)
+    assert canonical_splits([theirs], list(build_on_meta(config).blocks)) == (ours,)
 
 
 def test_a_config_with_their_splits_is_cut_as_with_ours():
     def stages(splits):
         config = resolve("resnet20-cifar10", None, {"shards": 2, "pipeline_splits": splits}).config
-        network = sketch_network(config)
+        network = build_on_meta(config)
         check_splits(network, config)
-        return cut(network, choose_splits(network, config, Alone()))
+        return group_blocks(network, choose_splits(network, config, SingleProcess()))
 
     assert stages(["b2/2/relu"]) == stages(["layer3/0"])
 
@@ -95,4 +97,4 @@ def test_a_split_inside_a_block_is_refused_with_a_table_of_blocks():
     with pytest.raises(
         ConfigError, match=r"pipeline-splits=layer3/9: no stage can begin there; .*\n +block +parameters"
     ):
-        check_splits(sketch_network(config), config)
+        check_splits(build_on_meta(config), config)

@@ -8,7 +8,7 @@ from convolve.config import ModelConfig
 from convolve.data.dataset import Split
 from convolve.data.loader.loader import MemoryLoader
 from convolve.data.transforms.normalize import Transform
-from convolve.engine.evaluate import evaluate, evaluating, quicken
+from convolve.engine.evaluate import eval_mode, evaluate, fold_for_inference
 from convolve.layers.fold import count_batch_norms
 from convolve.layers.native import use_native_layers
 from convolve.models import registry
@@ -58,7 +58,7 @@ def test_an_evaluation_counts_what_the_unfolded_network_would(name, side, channe
 
 def test_no_batch_norm_is_left_in_what_answers():
     network = make_network()
-    assert count_batch_norms(network) > 0 == count_batch_norms(quicken(network))
+    assert count_batch_norms(network) > 0 == count_batch_norms(fold_for_inference(network))
 
 
 def test_the_network_keeps_its_norms_its_mode_and_its_weights():
@@ -82,19 +82,19 @@ def test_a_network_that_is_watched_answers_itself():
     network = make_network()
     seen = []
     network.blocks["conv1"].register_forward_hook(lambda *_: seen.append(1))
-    assert quicken(network) is network
+    assert fold_for_inference(network) is network
     evaluate(network, make_loader(), 25)
     assert len(seen) == 2
 
 
 def test_a_network_without_batch_norm_answers_itself():
     network = make_network(norm_type="group", groups=4)
-    assert quicken(network) is network
+    assert fold_for_inference(network) is network
 
 
 def test_after_an_evaluation_training_goes_on_as_before():
     network, loader = make_network(), make_loader()
-    with evaluating(network):
+    with eval_mode(network):
         pass
     evaluate(network.train(), loader, 20)
     batch = next(loader.batches(8))

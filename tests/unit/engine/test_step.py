@@ -8,16 +8,16 @@ from convolve.config import ModelConfig, OptimConfig
 from convolve.data.dataset import Split
 from convolve.data.loader.loader import MemoryLoader
 from convolve.data.transforms.normalize import Transform, fit_transform
-from convolve.distributed.collectives import Alone
+from convolve.distributed.collectives import SingleProcess
 from convolve.engine.evaluate import evaluate
-from convolve.engine.forward_backward import Setting, WholeExecutor
+from convolve.engine.forward_backward import ForwardBackward, PassContext
 from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import MetricTally, NullTally
+from convolve.engine.metrics import NullMetrics, RunningMetrics
 from convolve.engine.state import TrainState, load_weights
-from convolve.engine.step import StepParts, clip_nothing, clip_to, train_step
+from convolve.engine.step import StepParts, clip_to_norm, no_clipping, train_step
 from convolve.errors import CheckpointError
 from convolve.models import registry
-from convolve.optim.optimizers import build_optimiser
+from convolve.optim.optimizers import build_optimizer
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def make_split(count=37, seed=0):
 
 def make_state(model="lenet5", **options):
     network = registry.build(model, classes=10, input_shape=(1, 28, 28), seed=1, options=ModelConfig(**options))
-    return TrainState(network, build_optimiser(network, OptimConfig(optimiser="sgd")))
+    return TrainState(network, build_optimizer(network, OptimConfig(optimiser="sgd")))
 
 
 def make_loader(split):
@@ -45,7 +45,7 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
     def look(model):
         seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
 
-    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
+    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
     train_step(state, window, StepParts(lambda samples: 0.0, executor, look))
     images = torch.cat([batch.images for batch in window.batches])
     labels = torch.cat([batch.labels for batch in window.batches])
@@ -56,9 +56,9 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
 
 def test_a_step_moves_the_position_by_the_window():
     state, loader = make_state(), make_loader(make_split())
-    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
+    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
     for window, expected in zip(loader.windows(0, 0, (16, 16)), (16, 32, 37, 53), strict=False):
-        train_step(state, window, StepParts(lambda samples: 0.1, executor, clip_nothing))
+        train_step(state, window, StepParts(lambda samples: 0.1, executor, no_clipping))
         assert state.samples == expected
     assert state.step == 4
 
@@ -90,10 +90,10 @@ def test_clipping_bounds_the_norm_of_the_gradient():
     norms = []
 
     def measure(model):
-        clip_to(0.01, Alone())(model)
+        clip_to_norm(0.01, SingleProcess())(model)
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
 
-    executor = WholeExecutor(state.model, CrossEntropy(), NullTally(), Setting(0))
+    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
     train_step(state, next(loader.windows(0, 0, (16, 16))), StepParts(lambda samples: 0.1, executor, measure))
     assert norms == pytest.approx([0.01], rel=1e-3)
 
@@ -118,7 +118,7 @@ def test_evaluation_counts_every_sample_once_for_any_batch_size(size):
 
 
 def test_a_tally_starts_anew_after_reading():
-    tally = MetricTally(CPU)
+    tally = RunningMetrics(CPU)
     tally.add(torch.tensor(6.0), torch.eye(3), torch.tensor([0, 1, 0]))
     assert tally.read().accuracy == pytest.approx(2 / 3)
     assert tally.read().samples == 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from convolve.engine.evaluate import answer_views
+from convolve.engine.evaluate import average_views
 
 
 def corner(images):
@@ -17,18 +17,18 @@ def image():
 
 
 def test_one_view_is_the_image(image):
-    assert answer_views(corner, 1) is corner
+    assert average_views(corner, 1) is corner
 
 
 def test_two_views_are_the_image_and_its_mirror_image(image):
-    assert answer_views(corner, 2)(image).item() == (0 + 3) / 2
+    assert average_views(corner, 2)(image).item() == (0 + 3) / 2
 
 
 def test_six_views_are_weighed_by_hand(image):
     """Moved down and right, the corner shows the reflected pixel (1, 1); moved up and left it is the pixel (1, 1)."""
     in_place = (0 + 3) / 2
     down, up = (5 + 6) / 2, (5 + 6) / 2
-    assert answer_views(corner, 6)(image).item() == (in_place + (down + up) / 2) / 2
+    assert average_views(corner, 6)(image).item() == (in_place + (down + up) / 2) / 2
 
 
 def test_what_the_image_is_moved_by_is_one_pixel_either_way(image):
@@ -38,7 +38,7 @@ def test_what_the_image_is_moved_by_is_one_pixel_either_way(image):
         seen.append(images)
         return corner(images)
 
-    answer_views(look, 6)(image)
+    average_views(look, 6)(image)
     assert len(seen) == 6
     assert any(torch.equal(view[..., :-1, :-1], image[..., 1:, 1:]) for view in seen)
     assert any(torch.equal(view[..., 1:, 1:], image[..., :-1, :-1]) for view in seen)
@@ -48,9 +48,9 @@ def test_what_the_image_is_moved_by_is_one_pixel_either_way(image):
 def test_a_network_that_does_not_care_answers_alike(views):
     images = torch.randn(5, 3, 8, 8)
     constant = torch.randn(1, 10)
-    assert torch.equal(answer_views(lambda x: constant.expand(len(x), -1), views)(images), constant.expand(5, -1))
+    assert torch.equal(average_views(lambda x: constant.expand(len(x), -1), views)(images), constant.expand(5, -1))
 
 
 @pytest.mark.parametrize("views", [1, 2, 6])
 def test_a_stage_that_gives_no_answer_gives_none(views, image):
-    assert answer_views(lambda images: None, views)(image) is None
+    assert average_views(lambda images: None, views)(image) is None

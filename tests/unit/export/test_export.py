@@ -14,15 +14,15 @@ from convolve.config.schema import ModelConfig
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.export import export
-from convolve.export.export import compare, reference_runner, require_equal, sample_pixels
+from convolve.export.export import compare, reference_predictor, require_equal, sample_pixels
 from convolve.export.formats import FORMATS, Classifier, open_export, read_weights, write_export
-from convolve.inference.metadata import Card, card_of
+from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 from convolve.runs import session
-from convolve.runs.load import choose_checkpoint, each_test_batch, load_trained, open_material, to_pixels
+from convolve.runs.load import choose_checkpoint, iter_test_batches, load_trained, open_run_data, to_pixels
 from digit_runs import digits_config
 from norm_steps import settle
 
@@ -72,7 +72,7 @@ def network_and_card(name):
     network = registry.build(name, classes=10, input_shape=shape, seed=1, options=ModelConfig(model=name))
     learn_a_little(network)
     network.eval()
-    return network, Card(name, tuple("0123456789"), transform, "digit" if shape[0] == 1 else "photo", 5, "x")
+    return network, ModelMetadata(name, tuple("0123456789"), transform, "digit" if shape[0] == 1 else "photo", 5, "x")
 
 
 @needs_onnx
@@ -106,10 +106,10 @@ def test_an_export_answers_every_test_image_as_the_run_does(form, exported, run_
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     trained = load_trained(choose_checkpoint(run_folder))
     runner, card = open_export(form, exported(form).path)
-    reference = reference_runner(trained)
-    assert card == card_of(trained)
+    reference = reference_predictor(trained)
+    assert card == metadata_of(trained)
     total = 0
-    for pixels, _ in each_test_batch(open_material(trained, SilentConsole())):
+    for pixels, _ in iter_test_batches(open_run_data(trained, SilentConsole())):
         assert (runner(pixels).argmax(1) == reference(pixels).argmax(1)).all()
         total += len(pixels)
     assert total == 297
@@ -143,13 +143,13 @@ def test_every_format_of_a_deep_network_answers_all_digits_alike(name, tmp_path)
     pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     session.train(digits_config(tmp_path / "run", model=name, report=False), SilentConsole())
     trained = load_trained(choose_checkpoint(tmp_path / "run"))
-    runners = [reference_runner(trained)]
+    runners = [reference_predictor(trained)]
     for form in ("onnx", "pt2", "aoti"):
         report = export.export(tmp_path / "run", form, SilentConsole())
         assert report.largest_difference <= 1e-4
         runners.append(open_export(form, report.path)[0])
     total = 0
-    for pixels, _ in each_test_batch(open_material(trained, SilentConsole())):
+    for pixels, _ in iter_test_batches(open_run_data(trained, SilentConsole())):
         first, *others = (runner(pixels).argmax(1) for runner in runners)
         assert all((first == other).all() for other in others)
         total += len(pixels)
@@ -208,7 +208,7 @@ def test_a_file_without_a_card_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="has no card of convolve"):
         read_weights(tmp_path / "plain.safetensors")
     with pytest.raises(CheckpointError, match="its card cannot be read"):
-        Card.from_json("{}", "x")
+        ModelMetadata.from_json("{}", "x")
 
 
 def test_pixels_survive_the_way_through_a_transform():

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from convolve.kernels import batch_norm
-from convolve.kernels.batch_norm import ACTIVATIONS, normalise
-from convolve.layers.batch_norm import WORTHWHILE, BatchNorm2d
+from convolve.kernels.batch_norm import ACTIVATIONS, normalize
+from convolve.layers.batch_norm import MIN_NATIVE_ELEMENTS, BatchNorm2d
 
 pytestmark = pytest.mark.skipif(batch_norm.load() is None, reason="no native code on this machine")
 
@@ -28,7 +28,7 @@ def learn(function, given, seed=1):
 
 
 def native(activation):
-    return lambda x, weight, bias: normalise(x, weight, bias, EPS, activation)[0]
+    return lambda x, weight, bias: normalize(x, weight, bias, EPS, activation)[0]
 
 
 def layers(activation):
@@ -102,7 +102,7 @@ def test_silu_holds_far_from_zero():
 
 def test_statistics_are_the_mean_and_the_unbiased_variance():
     x, weight, bias = draw((9, 11, 6, 7))
-    found = normalise(x, weight, bias, EPS)[1]
+    found = normalize(x, weight, bias, EPS)[1]
     wide = x.double()
     assert distance(found[0], wide.mean((0, 2, 3))) < 1e-6 and distance(found[1], wide.var((0, 2, 3))) < 1e-6
 
@@ -138,7 +138,7 @@ def test_a_nan_spoils_its_channel_and_no_other():
 
 def test_a_constant_channel_gives_its_bias():
     x = torch.full((4, 3, 6, 6), 7.0)
-    y = normalise(x, torch.ones(3), torch.tensor([1.0, -1.0, 0.5]), EPS)[0]
+    y = normalize(x, torch.ones(3), torch.tensor([1.0, -1.0, 0.5]), EPS)[0]
     assert y[0, :, 0, 0].tolist() == [1.0, -1.0, 0.5]
 
 
@@ -164,12 +164,12 @@ def test_what_it_cannot_run_is_refused_before_any_memory_is_touched():
     for x in (torch.zeros(1, 2, 1, 1), torch.zeros(4, 3, 2, 2), torch.zeros(4, 2), torch.zeros(4, 2, 2, 2).double()):
         assert not batch_norm.can_run(x, weight)
         with pytest.raises(AssertionError, match="not a case for native code"):
-            normalise(x, weight, weight, EPS)
+            normalize(x, weight, weight, EPS)
 
 
 def test_a_layer_in_native_code_leaves_the_same_statistics_behind():
     x = draw((16, 12, 16, 16))[0]
-    assert x.numel() >= WORTHWHILE
+    assert x.numel() >= MIN_NATIVE_ELEMENTS
     norms = [BatchNorm2d(12).train(), BatchNorm2d(12).train()]
     norms[1].native = True
     outputs = [norm(x) for norm in norms]

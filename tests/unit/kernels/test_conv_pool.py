@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convolve.kernels import conv_pool
-from convolve.kernels.conv_pool import Geometry, convolve_pool_rectify
+from convolve.kernels.conv_pool import Geometry, conv_pool_relu
 
 pytestmark = pytest.mark.skipif(conv_pool.load() is None, reason="no native code on this machine")
 
@@ -55,7 +55,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def assert_like_torch(case: Case, seed: int = 0) -> None:
     given = draw(case, seed)
-    ours = learn(convolve_pool_rectify, given, case.geometry)
+    ours = learn(conv_pool_relu, given, case.geometry)
     theirs = learn(layers, tuple(tensor.double() for tensor in given), case.geometry)
     for name, one, other in zip(("y", "dx", "dw", "db"), ours, theirs, strict=True):
         assert one.shape == other.shape
@@ -131,12 +131,12 @@ def test_vectors_of_other_machines_give_what_torch_gives(lanes: int, monkeypatch
 def test_channels_first_and_strided_inputs_give_the_same_bits_as_dense_ones() -> None:
     case = Case(4, 3, 9, 8, 6, (3, 3))
     x, weight, bias = draw(case)
-    dense = learn(convolve_pool_rectify, (x, weight, bias), case.geometry)
+    dense = learn(conv_pool_relu, (x, weight, bias), case.geometry)
     wide = torch.zeros(4, 3, 9, 16)
     wide[..., ::2] = x
     for other in (x.contiguous(), wide[..., ::2]):
         leaves = [other.detach().requires_grad_(), weight.contiguous().requires_grad_(), bias.requires_grad_()]
-        y = convolve_pool_rectify(*leaves, case.geometry)  # type: ignore[call-arg]
+        y = conv_pool_relu(*leaves, case.geometry)  # type: ignore[call-arg]
         g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
         assert bits([y.detach(), *torch.autograd.grad(y, leaves, g)]) == bits(dense)
 
@@ -144,8 +144,8 @@ def test_channels_first_and_strided_inputs_give_the_same_bits_as_dense_ones() ->
 def test_a_layer_without_bias_has_a_bias_of_zero() -> None:
     case = Case(2, 2, 6, 6, 4, (3, 3))
     x, weight, _ = draw(case)
-    assert convolve_pool_rectify(x, weight, None, case.geometry).equal(
-        convolve_pool_rectify(x, weight, torch.zeros(4), case.geometry)
+    assert conv_pool_relu(x, weight, None, case.geometry).equal(
+        conv_pool_relu(x, weight, torch.zeros(4), case.geometry)
     )
 
 
@@ -153,7 +153,7 @@ def test_equal_values_in_a_window_send_the_gradient_to_the_first_as_torch_does()
     x = torch.ones(2, 1, 9, 9)
     weight, bias = torch.full((3, 1, 3, 3), 0.25), torch.zeros(3)
     for geometry in (Geometry(), Geometry((0, 0), True), Geometry((1, 1), True)):
-        ours = learn(convolve_pool_rectify, (x, weight, bias), geometry)
+        ours = learn(conv_pool_relu, (x, weight, bias), geometry)
         theirs = learn(layers, (x, weight, bias), geometry)
         assert distance(ours[1], theirs[1]) < CLOSE
         assert (ours[1] == 0).equal(theirs[1] == 0)
@@ -161,7 +161,7 @@ def test_equal_values_in_a_window_send_the_gradient_to_the_first_as_torch_does()
 
 def test_a_value_of_zero_lets_no_gradient_through_as_in_torch() -> None:
     x, weight, bias = torch.ones(1, 1, 4, 4), torch.zeros(2, 1, 1, 1), torch.zeros(2)
-    assert all(tensor.count_nonzero() == 0 for tensor in learn(convolve_pool_rectify, (x, weight, bias), Geometry()))
+    assert all(tensor.count_nonzero() == 0 for tensor in learn(conv_pool_relu, (x, weight, bias), Geometry()))
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
@@ -171,7 +171,7 @@ def test_a_nan_passes_through_and_takes_the_gradient_as_in_torch(ceil_mode: bool
         x = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(place)) + 3
         x[1].view(-1)[place] = torch.nan
         given = (x, torch.ones(3, 1, 1, 1), torch.zeros(3))
-        ours, theirs = learn(convolve_pool_rectify, given, geometry), learn(layers, given, geometry)
+        ours, theirs = learn(conv_pool_relu, given, geometry), learn(layers, given, geometry)
         for one, other in zip(ours[:2], theirs[:2], strict=True):
             assert torch.allclose(one, other, rtol=1e-5, equal_nan=True)
         # torch multiplies a NaN that no window sees with zero; here it is not looked at.
@@ -183,7 +183,7 @@ def test_one_and_two_threads_give_the_same_bits(threads: None) -> None:
         found = []
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(bits(learn(convolve_pool_rectify, draw(case), case.geometry)))
+            found.append(bits(learn(conv_pool_relu, draw(case), case.geometry)))
         assert found[0] == found[1] == found[2]
 
 
@@ -195,7 +195,7 @@ def test_an_image_has_the_same_bits_in_any_company() -> None:
         parts = []
         for chosen, places in ((x, rows), (x[rows], range(len(rows)))):
             leaf = chosen.detach().clone(memory_format=torch.channels_last).requires_grad_()
-            y = convolve_pool_rectify(leaf, weight, bias, case.geometry)
+            y = conv_pool_relu(leaf, weight, bias, case.geometry)
             y.backward(g if len(chosen) == 33 else g[rows])
             assert leaf.grad is not None
             parts.append(bits([y.detach()[list(places)], leaf.grad[list(places)]]))
@@ -206,23 +206,23 @@ def test_without_gradients_the_result_has_the_same_bits_and_no_history() -> None
     case = Case(5, 2, 8, 8, 11, (3, 3))
     x, weight, bias = (tensor.requires_grad_() for tensor in draw(case))
     with torch.inference_mode():
-        quick = convolve_pool_rectify(x, weight, bias, case.geometry)
-    learning = convolve_pool_rectify(x, weight, bias, case.geometry)
+        quick = conv_pool_relu(x, weight, bias, case.geometry)
+    learning = conv_pool_relu(x, weight, bias, case.geometry)
     assert quick.equal(learning.detach()) and not quick.requires_grad and learning.requires_grad
 
 
 def test_an_input_that_learns_nothing_gets_no_gradient_and_weights_get_the_same_one() -> None:
     case = Case(9, 3, 8, 8, 7, (3, 3))
     x, weight, bias = draw(case)
-    both = learn(convolve_pool_rectify, (x, weight, bias), case.geometry)
-    alone = learn(lambda w, b, geometry: convolve_pool_rectify(x, w, b, geometry), (weight, bias), case.geometry)
+    both = learn(conv_pool_relu, (x, weight, bias), case.geometry)
+    alone = learn(lambda w, b, geometry: conv_pool_relu(x, w, b, geometry), (weight, bias), case.geometry)
     assert bits([both[0], *both[2:]]) == bits(alone)
 
 
 def test_the_gradient_has_no_gradient_and_says_so() -> None:
     case = Case(2, 2, 6, 6, 4, (3, 3))
     leaves = [tensor.requires_grad_() for tensor in draw(case)]
-    y = convolve_pool_rectify(*leaves, case.geometry)  # type: ignore[call-arg]
+    y = conv_pool_relu(*leaves, case.geometry)  # type: ignore[call-arg]
     (dx,) = torch.autograd.grad(y.square().sum(), leaves[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
@@ -275,4 +275,4 @@ def test_what_it_cannot_run_is_refused_before_any_memory_is_touched(x: Tensor) -
     weight = torch.zeros(4, 2, 3, 3)
     assert not conv_pool.can_run(x, weight, Geometry())
     with pytest.raises(AssertionError, match="not a case for native code"):
-        convolve_pool_rectify(x, weight, None, Geometry())
+        conv_pool_relu(x, weight, None, Geometry())

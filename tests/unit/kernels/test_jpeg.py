@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from convolve.data.image_io import Decoder, jpeg_size
-from convolve.data.readers.index import WHOLE_FILE, Index, Place, make_index
-from convolve.data.transforms.augment import centre_box
+from convolve.data.readers.index import WHOLE_FILE, Index, SampleLocation, make_index
+from convolve.data.transforms.augment import center_box
 from convolve.errors import DataError
 from convolve.kernels import build
 from convolve.kernels.jpeg import read_jpegs
@@ -39,7 +39,7 @@ def write_index(root: Path, contents: list[bytes]) -> Index:
     places = []
     for number, data in enumerate(contents):
         (root / f"{number}.jpg").write_bytes(data)
-        places.append(Place(number, 0, WHOLE_FILE, 0, f"{number}.jpg"))
+        places.append(SampleLocation(number, 0, WHOLE_FILE, 0, f"{number}.jpg"))
     return make_index(root, [place.name for place in places], places)
 
 
@@ -88,8 +88,8 @@ def test_pieces_of_a_large_file_are_found_by_offset_and_length(tmp_path):
     data = b"tar" * 100 + b"".join(PLAIN.values())
     (tmp_path / "shard").write_bytes(data)
     starts = np.cumsum([300, *map(len, PLAIN.values())]).tolist()
-    places = [Place(0, at, len(one), 0, "x") for at, one in zip(starts, PLAIN.values(), strict=False)]
-    index = make_index(tmp_path, ["shard"], [*places, Place(0, len(data) - 50, 100, 0, "beyond the end")])
+    places = [SampleLocation(0, at, len(one), 0, "x") for at, one in zip(starts, PLAIN.values(), strict=False)]
+    index = make_index(tmp_path, ["shard"], [*places, SampleLocation(0, len(data) - 50, 100, 0, "beyond the end")])
     found = index.read_jpegs(list(range(len(index))), np.empty(ROOM, np.uint8))
     assert [bytes(jpeg.data) for jpeg in found.values()] == list(PLAIN.values())
     with pytest.raises(DataError, match="beyond the end: 50 of 100 bytes are there"):
@@ -127,7 +127,7 @@ def decode(decoder: Decoder, row: int) -> torch.Tensor | str:
     """The pixels, or the error's words."""
     target = torch.zeros((32, 32, 3), dtype=torch.uint8)
     try:
-        decoder.decode(row, lambda size: centre_box(size, 0.9), target, flip=False)
+        decoder.decode(row, lambda size: center_box(size, 0.9), target, flip=False)
     except DataError as error:
         return str(error)
     return target

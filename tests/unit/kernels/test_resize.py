@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convolve.kernels import build
-from convolve.kernels.resize import Job, _load, bind, plan_axis, resize, resize_by_torch
+from convolve.kernels.resize import ResizeJob, _load, bind, plan_axis, resize, resize_by_torch
 from forked_commands import FORKS
 
 SIZES = [
@@ -46,7 +46,7 @@ def native_forms():
 def done(form, pixels, size, flip):
     """The result, and proof that nothing beside the target was touched."""
     around = torch.full((3, *size, 3), 77, dtype=torch.uint8)
-    form([Job(pixels, around[1], flip)])
+    form([ResizeJob(pixels, around[1], flip)])
     assert (around[0] == 77).all() and (around[2] == 77).all()
     return around[1].clone()
 
@@ -86,7 +86,10 @@ def test_many_pictures_at_once_equal_each_alone():
     pixels = [picture((20 + number, 50 - number)) for number in range(9)]
     targets = torch.zeros((9, 24, 24, 3), dtype=torch.uint8)
     resize(
-        [Job(one, target, number % 2 == 0) for number, (one, target) in enumerate(zip(pixels, targets, strict=True))]
+        [
+            ResizeJob(one, target, number % 2 == 0)
+            for number, (one, target) in enumerate(zip(pixels, targets, strict=True))
+        ]
     )
     for number, (one, target) in enumerate(zip(pixels, targets, strict=True)):
         assert torch.equal(target, done(resize_by_torch, one, (24, 24), number % 2 == 0))
@@ -115,7 +118,7 @@ def digest_resized(native, settings):
     assert (_load() is not None) == native
     pixels = np.random.default_rng(0).integers(0, 256, (3, 90, 70, 3), np.uint8)
     targets = torch.empty((3, 48, 48, 3), dtype=torch.uint8)
-    resize([Job(one, target, True) for one, target in zip(pixels, targets, strict=True)])
+    resize([ResizeJob(one, target, True) for one, target in zip(pixels, targets, strict=True)])
     return hashlib.sha256(targets.numpy().tobytes()).hexdigest()
 
 

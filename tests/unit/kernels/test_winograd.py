@@ -105,7 +105,7 @@ def test_no_memory_beyond_its_own_is_touched(lanes, threads):
     for images, inputs, outputs, height, width in GUARDED:
         inputs, outputs, pixels = inputs * lanes, outputs * lanes, images * height * width
         sizes = winograd._Sizes(images, height, width, inputs, outputs)
-        filters = winograd.SPOTS * -(-outputs // panel) * panel * inputs
+        filters = winograd.TILE_POINTS * -(-outputs // panel) * panel * inputs
         given = [guard(count, 1.0, torch.nan) for count in (pixels * inputs, filters)]
         counts = (pixels * outputs, filters, kernel.scratch(sizes, threads) // 4)
         made = [guard(count, 77.0, 77.0) for count in counts]

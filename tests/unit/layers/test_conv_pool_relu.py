@@ -9,10 +9,10 @@ from torch import fx, nn
 from convolve.config import ModelConfig
 from convolve.kernels import conv_pool
 from convolve.layers.fold import fold_batch_norms
-from convolve.layers.native import fuse_pools
+from convolve.layers.native import fuse_conv_pool_relu
 from convolve.models import registry
 from convolve.models.network import Network
-from convolve.models.summary import describe
+from convolve.models.summary import summarize
 from convolve.models.timing import BlockTime, time_blocks
 
 pytestmark = pytest.mark.skipif(conv_pool.load() is None, reason="no native code on this machine")
@@ -66,7 +66,7 @@ def assert_equal(one, other):
 @pytest.mark.parametrize(("model", "side"), [("lenet5", 28), ("lenet-bn", 28), ("lenet-bn", 31), ("cnn-wide", 27)])
 def test_a_fused_network_gives_the_outputs_and_gradients_of_the_layers(model, side, calls):
     plain, fused = make(model, side), make(model, side)
-    assert fuse_pools(fused) == BOTH
+    assert fuse_conv_pool_relu(fused) == BOTH
     assert_close(learn(fused, images(side=side)), learn(plain, images(side=side)))
     assert len(calls) == 2
 
@@ -74,7 +74,7 @@ def test_a_fused_network_gives_the_outputs_and_gradients_of_the_layers(model, si
 def test_sigmoids_and_networks_without_such_pools_are_left_alone(calls):
     for model in ("lenet-sigmoid", "resnet8-cifar"):
         network = make(model)
-        assert fuse_pools(network) == []
+        assert fuse_conv_pool_relu(network) == []
         network.chance.move(0, 0, 0)
         network(images())
     assert calls == []
@@ -96,25 +96,25 @@ def test_sigmoids_and_networks_without_such_pools_are_left_alone(calls):
     ],
 )
 def test_layers_that_compute_something_else_are_left_alone(conv, pool, act):
-    assert fuse_pools(Network({"conv": conv, "pool": pool, "act": act}, input_shape=(1, 8, 8))) == []
+    assert fuse_conv_pool_relu(Network({"conv": conv, "pool": pool, "act": act}, input_shape=(1, 8, 8))) == []
 
 
 def test_names_parameters_and_the_table_of_blocks_stay_as_they_are():
     plain, fused = make(), make()
-    fuse_pools(fused)
+    fuse_conv_pool_relu(fused)
     assert list(fused.state_dict()) == list(plain.state_dict()) and list(fused.blocks) == list(plain.blocks)
-    assert describe("lenet-bn", fused) == describe("lenet-bn", plain)
+    assert summarize("lenet-bn", fused) == summarize("lenet-bn", plain)
 
 
 def test_the_same_fused_pass_has_the_same_bits_again():
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     assert_equal(learn(network, images()), learn(network, images()))
 
 
 def test_a_hook_on_a_block_sees_what_passes_and_the_others_stay_fused(calls):
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     seen = []
     handle = network.blocks["pool1"].register_forward_hook(lambda module, given, out: seen.append(out.shape))
     network(images())
@@ -127,7 +127,7 @@ def test_a_hook_on_a_block_sees_what_passes_and_the_others_stay_fused(calls):
 
 def test_a_hook_on_the_gradient_of_a_block_is_called_too(calls):
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     seen = []
     network.blocks["act2"].register_full_backward_hook(lambda module, given, out: seen.append(out[0].shape))
     learn(network, images())
@@ -136,7 +136,7 @@ def test_a_hook_on_the_gradient_of_a_block_is_called_too(calls):
 
 def test_a_copy_computes_with_its_own_weights(calls):
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     copy = deepcopy(network)
     with torch.no_grad():
         copy.blocks["conv1"].weight.zero_()
@@ -147,13 +147,13 @@ def test_a_copy_computes_with_its_own_weights(calls):
 @pytest.mark.parametrize("fuse", ["before", "after"])
 def test_parts_of_a_network_have_the_bits_of_the_whole(fuse, calls):
     whole = make()
-    fuse_pools(whole)
+    fuse_conv_pool_relu(whole)
     network = make()
     if fuse == "before":
-        fuse_pools(network)
+        fuse_conv_pool_relu(network)
     first, second = network.part(["conv1", "pool1", "act1"], (1, 28, 28)), network.part(AFTER, (20, 12, 12))
     if fuse == "after":
-        assert fuse_pools(first) == BOTH[:3] and fuse_pools(second) == BOTH[3:]
+        assert fuse_conv_pool_relu(first) == BOTH[:3] and fuse_conv_pool_relu(second) == BOTH[3:]
     assert second(first(images())).equal(whole(images()))
     assert len(calls) == 4
 
@@ -166,20 +166,20 @@ def test_a_network_is_never_cut_inside_a_group():
 def test_recomputation_gives_the_same_bits_and_runs_groups_at_once(calls):
     network = make("cnn-wide")
     network.recompute(["act1", "fc1"])
-    assert fuse_pools(network) == BOTH
+    assert fuse_conv_pool_relu(network) == BOTH
     again = learn(network, images())
     assert len(calls) == 4
     kept = make("cnn-wide")
-    fuse_pools(kept)
+    fuse_conv_pool_relu(kept)
     assert_equal(again, learn(kept, images()))
 
 
 @pytest.mark.parametrize("kept", [["conv1", "act2"], ["pool1", "conv2"], ["*"], []])
 def test_an_activation_inside_a_group_is_kept_after_it(kept, calls):
     plain = make()
-    fuse_pools(plain)
+    fuse_conv_pool_relu(plain)
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     network.recompute(kept)
     assert_equal(learn(network, images()), learn(plain, images()))
     assert len(calls) == 6
@@ -187,7 +187,7 @@ def test_an_activation_inside_a_group_is_kept_after_it(kept, calls):
 
 def test_folded_norms_give_the_same_function_and_stay_fused(calls):
     network = make().eval()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     folded = fold_batch_norms(network)
     assert isinstance(folded.blocks["bn1"], nn.Identity)
     with torch.inference_mode():
@@ -197,7 +197,7 @@ def test_folded_norms_give_the_same_function_and_stay_fused(calls):
 
 def test_graphs_show_the_layers(calls):
     network = make("lenet5").eval()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     traced = fx.symbolic_trace(network)
     assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == list(network.blocks)
     exported = torch.export.export(network, (images(2),))
@@ -207,7 +207,7 @@ def test_graphs_show_the_layers(calls):
 
 def test_other_formats_go_through_the_layers(calls):
     network = make("lenet5")
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     network.double()(images().double())
     with torch.device("meta"):
         network.to_empty(device="meta")(torch.empty(2, 1, 28, 28, dtype=torch.float64))
@@ -216,7 +216,7 @@ def test_other_formats_go_through_the_layers(calls):
 
 def test_shapes_that_do_not_fit_are_refused_by_the_layers(calls):
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     with pytest.raises(RuntimeError, match="Output size is too small"):
         network(torch.zeros(2, 1, 5, 5))
     with pytest.raises(RuntimeError, match="to have 1 channels"):
@@ -227,7 +227,7 @@ def test_shapes_that_do_not_fit_are_refused_by_the_layers(calls):
 def test_a_frozen_convolution_gets_no_gradient_and_hands_none_on():
     network = make()
     network.freeze(["conv1"])
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     found = learn(network, images())
     plain = make()
     plain.freeze(["conv1"])
@@ -237,7 +237,7 @@ def test_a_frozen_convolution_gets_no_gradient_and_hands_none_on():
 
 def test_the_time_of_a_group_counts_to_its_first_block():
     network = make()
-    fuse_pools(network)
+    fuse_conv_pool_relu(network)
     times = dict(zip(network.blocks, time_blocks(network, samples=4, seconds=0.01).blocks, strict=True))
     assert times["conv1"].forward > 0 and times["conv2"].backward > 0
     assert all(times[name] == BlockTime(0.0, 0.0) for name in ("pool1", "act1", "pool2", "act2"))
@@ -245,9 +245,9 @@ def test_the_time_of_a_group_counts_to_its_first_block():
 
 def test_to_fuse_again_changes_nothing():
     network = make()
-    assert fuse_pools(network) == BOTH
+    assert fuse_conv_pool_relu(network) == BOTH
     before = list(network.passes())
-    assert fuse_pools(network) == BOTH
+    assert fuse_conv_pool_relu(network) == BOTH
     assert (
         list(network.passes())
         == before

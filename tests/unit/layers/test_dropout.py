@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convolve.errors import ConfigError
-from convolve.layers.dropout import Chance, KeyedDropout
+from convolve.layers.dropout import KeyedDropout, KeyedRNG
 from convolve.models.network import Network
 from convolve.rng import hash_counters
 
@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 
 def draw(place: str, *shape: int, seed: int = 1, step: int = 2, first: int = 0) -> Tensor:
-    chance = Chance()
+    chance = KeyedRNG()
     chance.move(seed, step, first)
     return chance.uniforms(place, torch.Size(shape), CPU)
 
@@ -129,7 +129,7 @@ def test_an_empty_batch_and_single_numbers_work() -> None:
 
 
 def test_a_million_numbers_take_a_few_milliseconds(one_thread: None) -> None:
-    chance = Chance()
+    chance = KeyedRNG()
     chance.move(1, 2, 3)
     seconds = []
     for _ in range(20):
@@ -141,11 +141,11 @@ def test_a_million_numbers_take_a_few_milliseconds(one_thread: None) -> None:
 
 def test_asking_before_moving_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="head: random numbers were asked for before Chance.move"):
-        Chance().uniforms("head", torch.Size((1, 1)), CPU)
+        KeyedRNG().uniforms("head", torch.Size((1, 1)), CPU)
 
 
 def test_a_remembered_position_brings_the_numbers_back() -> None:
-    chance = Chance()
+    chance = KeyedRNG()
     chance.move(1, 2, 3)
     remembered = chance.position
     before = chance.uniforms("a", torch.Size((4, 4)), CPU)
@@ -156,7 +156,7 @@ def test_a_remembered_position_brings_the_numbers_back() -> None:
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
-    dropout = KeyedDropout(0.4, "head", Chance())
+    dropout = KeyedDropout(0.4, "head", KeyedRNG())
     dropout.chance.move(1, 2, 0)
     y = dropout(torch.ones(512, 512))
     assert abs((y == 0).double().mean() - 0.4) < 5 * (0.24 / y.numel()) ** 0.5
@@ -164,7 +164,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
 
 
 def test_dropout_sends_gradients_where_values_passed() -> None:
-    dropout = KeyedDropout(0.5, "head", Chance())
+    dropout = KeyedDropout(0.5, "head", KeyedRNG())
     dropout.chance.move(1, 2, 0)
     x = torch.ones(8, 8, requires_grad=True)
     y = dropout(x)
@@ -174,15 +174,15 @@ def test_dropout_sends_gradients_where_values_passed() -> None:
 
 def test_dropout_passes_everything_in_evaluation_and_at_rate_zero() -> None:
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(KeyedDropout(0.4, "head", Chance()).eval()(x), x)
-    idle = KeyedDropout(0.0, "head", Chance())
+    assert torch.equal(KeyedDropout(0.4, "head", KeyedRNG()).eval()(x), x)
+    idle = KeyedDropout(0.0, "head", KeyedRNG())
     idle.chance.move(1, 2, 0)
     assert torch.equal(idle(x), x)
 
 
 def test_an_impossible_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match="dropout rate 1.0 at head: must be at least 0 and below 1"):
-        KeyedDropout(1.0, "head", Chance())
+        KeyedDropout(1.0, "head", KeyedRNG())
 
 
 def test_the_global_generator_is_left_alone() -> None:
@@ -192,7 +192,7 @@ def test_the_global_generator_is_left_alone() -> None:
 
 
 def test_a_copied_network_has_a_chance_of_its_own() -> None:
-    chance = Chance()
+    chance = KeyedRNG()
     network = Network({"drop": KeyedDropout(0.5, "drop", chance)}, input_shape=(1, 2, 2), chance=chance)
     copy = deepcopy(network)
     dropout = copy.blocks["drop"]

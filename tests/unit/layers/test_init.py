@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
-from convolve.layers.init import Layerwise, glorot_uniform, initialise, kaiming_normal, measure_fans, zeros
+from convolve.layers.init import PerLayerInit, glorot_uniform, initialize, kaiming_normal, measure_fans, zeros
 from convolve.models import registry
 from convolve.models.network import Network
 
-RULE = Layerwise(conv=kaiming_normal, linear=glorot_uniform, bias=zeros)
+RULE = PerLayerInit(conv=kaiming_normal, linear=glorot_uniform, bias=zeros)
 MNIST = (1, 28, 28)
 
 
@@ -90,7 +90,7 @@ def test_the_global_generator_neither_matters_nor_moves() -> None:
 
 def test_a_stage_fills_its_blocks_with_the_bits_of_the_whole() -> None:
     whole = build("lenet-bn").state_dict()
-    sketch = registry.sketch("lenet-bn", classes=10, input_shape=MNIST, options=ModelConfig())
+    sketch = registry.build_meta("lenet-bn", classes=10, input_shape=MNIST, options=ModelConfig())
     names = ["fc1", "conv2", "bn1"]
     stage = Network({name: sketch.blocks[name] for name in names}, input_shape=(20, 12, 12))
     part = registry.find("lenet-bn").fill(stage, seed=1).state_dict()
@@ -106,7 +106,7 @@ def test_another_width_elsewhere_does_not_change_a_parameter() -> None:
 
 def test_parameters_of_one_shape_differ() -> None:
     twins = Network({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}, input_shape=(1, 1, 8))
-    initialise(twins, 1, RULE)
+    initialize(twins, 1, RULE)
     assert not torch.equal(twins.get_parameter("a.weight"), twins.get_parameter("b.weight"))
 
 
@@ -117,11 +117,11 @@ def test_fans_are_those_of_one_group() -> None:
 
 def test_an_unknown_layer_with_parameters_is_named() -> None:
     with pytest.raises(ConfigError, match="parameter act.weight: no initial values are known for PReLU; write a Rule"):
-        initialise(Network({"act": nn.PReLU()}, input_shape=(1, 1, 1)), 1, RULE)
+        initialize(Network({"act": nn.PReLU()}, input_shape=(1, 1, 1)), 1, RULE)
 
 
 def test_a_buffer_that_nobody_fills_is_named() -> None:
     layer = nn.Identity()
     layer.register_buffer("table", torch.zeros(3))
     with pytest.raises(ConfigError, match="block odd: Identity has buffers and no reset_running_stats"):
-        initialise(Network({"odd": layer}, input_shape=(1, 1, 1)), 1, RULE)
+        initialize(Network({"odd": layer}, input_shape=(1, 1, 1)), 1, RULE)

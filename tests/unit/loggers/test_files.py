@@ -15,8 +15,8 @@ import pytest
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError, ExtraError
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord, Writers
-from convolve.loggers.files import CsvWriter, JsonlWriter, TextWriter, open_writers
+from convolve.loggers.base import LoggerGroup, RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.files import CsvLogger, JsonlLogger, TextLogger, open_loggers
 
 TRAIN = TrainRecord(
     step=100,
@@ -30,7 +30,7 @@ TRAIN = TrainRecord(
     data_wait_share=0.03,
     total_seconds=1.5,
 )
-VALID = ValidRecord(
+VALID = ValidationRecord(
     checkpoint="step-000000100",
     step=100,
     epoch=1.0,
@@ -52,7 +52,7 @@ def events(folder: Path) -> list[dict[str, object]]:
 
 
 def test_csv_rows_give_back_every_number_exactly(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path)
+    writer = CsvLogger(tmp_path)
     writer.train(TRAIN)
     writer.valid(VALID)
     [train] = read(tmp_path / "training.csv")
@@ -64,7 +64,7 @@ def test_csv_rows_give_back_every_number_exactly(tmp_path: Path) -> None:
 
 
 def test_metrics_that_are_off_are_empty_cells_and_nan_stays_nan(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path)
+    writer = CsvLogger(tmp_path)
     writer.train(replace(TRAIN, loss=None, accuracy=None))
     writer.train(replace(TRAIN, loss=math.nan))
     writer.close()
@@ -74,7 +74,7 @@ def test_metrics_that_are_off_are_empty_cells_and_nan_stays_nan(tmp_path: Path) 
 
 def test_the_header_is_written_once_over_many_openings(tmp_path: Path) -> None:
     for _ in range(3):
-        writer = CsvWriter(tmp_path)
+        writer = CsvLogger(tmp_path)
         writer.train(TRAIN)
         writer.close()
     assert (tmp_path / "training.csv").read_text().count("samples") == 1
@@ -84,12 +84,12 @@ def test_the_header_is_written_once_over_many_openings(tmp_path: Path) -> None:
 def test_a_table_with_other_columns_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("iteration,loss\n1,2\n")
     with pytest.raises(ConvolveError, match="training.csv: has the columns 'iteration,loss'"):
-        CsvWriter(tmp_path)
+        CsvLogger(tmp_path)
     assert (tmp_path / "training.csv").read_text() == "iteration,loss\n1,2\n"
 
 
 def test_every_line_of_events_is_one_strict_json_object_with_kind_and_time(tmp_path: Path) -> None:
-    writer = JsonlWriter(tmp_path)
+    writer = JsonlLogger(tmp_path)
     writer.start(RunInfo("lenet5-1", tmp_path, {"epochs": 2.0}, {"network": "lenet5"}))
     writer.train(replace(TRAIN, loss=math.inf))
     writer.valid(VALID)
@@ -105,7 +105,7 @@ def test_every_line_of_events_is_one_strict_json_object_with_kind_and_time(tmp_p
 
 
 def test_the_text_log_reads_as_sentences_one_per_line(tmp_path: Path) -> None:
-    writer = TextWriter(tmp_path)
+    writer = TextLogger(tmp_path)
     writer.start(RunInfo("lenet5-1", tmp_path, facts={"network": "lenet5"}))
     writer.train(TRAIN)
     writer.train(replace(TRAIN, loss=None, accuracy=None))
@@ -127,7 +127,7 @@ def test_the_text_log_reads_as_sentences_one_per_line(tmp_path: Path) -> None:
 
 
 def test_a_record_is_in_the_file_before_the_writer_is_closed(tmp_path: Path) -> None:
-    with open_writers(LogConfig(), tmp_path) as writers:
+    with open_loggers(LogConfig(), tmp_path) as writers:
         writers.train(TRAIN)
         assert len(read(tmp_path / "training.csv")) == 1
         assert len(events(tmp_path)) == 1
@@ -135,7 +135,7 @@ def test_a_record_is_in_the_file_before_the_writer_is_closed(tmp_path: Path) -> 
 
 
 def test_a_run_without_logs_has_writers_that_write_nothing(tmp_path: Path) -> None:
-    for writers in (Writers([]), open_writers(LogConfig(logs=False), tmp_path)):
+    for writers in (LoggerGroup([]), open_loggers(LogConfig(logs=False), tmp_path)):
         writers.start(RunInfo("x", tmp_path))
         writers.train(TRAIN)
         writers.valid(VALID)
@@ -144,7 +144,7 @@ def test_a_run_without_logs_has_writers_that_write_nothing(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-class Failing(TextWriter):
+class Failing(TextLogger):
     def close(self) -> None:
         super().close()
         raise ConvolveError("no")
@@ -152,8 +152,8 @@ class Failing(TextWriter):
 
 def test_all_writers_are_closed_also_when_one_fails(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    table = CsvWriter(tmp_path)
-    writers = Writers([table, Failing(tmp_path / "a"), JsonlWriter(tmp_path)])
+    table = CsvLogger(tmp_path)
+    writers = LoggerGroup([table, Failing(tmp_path / "a"), JsonlLogger(tmp_path)])
     with pytest.raises(ConvolveError, match="no"):
         writers.close()
     with pytest.raises(ValueError, match="closed"):
@@ -192,29 +192,29 @@ def test_a_killed_process_leaves_whole_lines_only(tmp_path: Path) -> None:
 
 
 def test_a_line_torn_by_a_power_cut_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path)
+    writer = CsvLogger(tmp_path)
     writer.train(TRAIN)
     writer.close()
     path = tmp_path / "training.csv"
     whole = path.read_bytes()
     for torn in (b"101,0.3", b"x"):
         path.write_bytes(whole + torn)
-        CsvWriter(tmp_path).close()
+        CsvLogger(tmp_path).close()
         assert path.read_bytes() == whole
     path.write_bytes(b"step,ep")
-    CsvWriter(tmp_path).close()
+    CsvLogger(tmp_path).close()
     assert path.read_bytes() == whole.splitlines(keepends=True)[0]
 
 
 def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConvolveError, match="none.training.csv: cannot be written"):
-        CsvWriter(tmp_path / "none")
+        CsvLogger(tmp_path / "none")
 
 
 def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path: Path) -> None:
     import resource
 
-    writer = TextWriter(tmp_path)
+    writer = TextLogger(tmp_path)
     writer.event("first")
     before = (tmp_path / "log.txt").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -240,7 +240,7 @@ def test_a_missing_extra_is_named_before_the_run_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ExtraError, match=r"needs the extra 'logs'; install it with: pip install 'convolve\[logs\]'"):
-        open_writers(config, tmp_path)
+        open_loggers(config, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -248,4 +248,4 @@ def test_a_missing_extra_is_named_before_the_run_starts(
 def test_a_file_that_cannot_be_opened_is_named_and_the_others_are_closed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(ConvolveError, match=f"{name}: cannot be written"):
-        open_writers(LogConfig(), tmp_path)
+        open_loggers(LogConfig(), tmp_path)

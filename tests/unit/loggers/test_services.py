@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from convolve.errors import ConfigError
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord
-from convolve.loggers.tensorboard import TensorBoardWriter
-from convolve.loggers.wandb import WandbWriter
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.tensorboard import TensorBoardLogger
+from convolve.loggers.wandb import WandbLogger
 
 
 def train(step: int, loss: float | None = None) -> TrainRecord:
     return TrainRecord(step, step / 10, step * 64, 0.1, 1 / step if loss is None else loss, None, 1e4, 6.4, 0.1, 1.0)
 
 
-VALID = ValidRecord("step-000000003", 3, 0.3, 0.2, 0.9876, 10000, 0.5, 20000.0)
+VALID = ValidationRecord("step-000000003", 3, 0.3, 0.2, 0.9876, 10000, 0.5, 20000.0)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def read_board(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_shows_each_record_at_its_step(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path)
+    writer = TensorBoardLogger(tmp_path)
     writer.start(RunInfo("x", tmp_path))
     for step in (1, 2, 4):
         writer.train(train(step))
@@ -48,7 +48,7 @@ def test_tensorboard_shows_each_record_at_its_step(tmp_path: Path) -> None:
 
 def test_tensorboard_takes_back_the_steps_after_a_restored_one(tmp_path: Path) -> None:
     for restored, steps, loss in ((None, (1, 2, 3, 4), 1.0), (2, (3, 4, 5), 2.0)):
-        writer = TensorBoardWriter(tmp_path)
+        writer = TensorBoardLogger(tmp_path)
         writer.start(RunInfo("x", tmp_path, restored_step=restored))
         for step in steps:
             writer.train(train(step, loss))
@@ -102,7 +102,7 @@ def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     for name, value in wandb_environment(tmp_path, WANDB_MODE="online").items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    writer = WandbWriter(tmp_path, "digits")
+    writer = WandbLogger(tmp_path, "digits")
     with pytest.raises(ConfigError, match="--wandb: .*run `wandb login`, or set WANDB_MODE=offline") as caught:
         writer.start(RunInfo("x", tmp_path))
     assert "\n" not in str(caught.value)
@@ -112,7 +112,7 @@ def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pyte
 def test_tensorboard_shows_the_loss_scale_and_surveys_of_number_formats(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    writer = TensorBoardWriter(tmp_path)
+    writer = TensorBoardLogger(tmp_path)
     writer.start(RunInfo("x", tmp_path))
     writer.event("loss_scale", step=3, loss_scale=64.0)
     shares = {"underflow_share": 0.25, "subnormal_share": 0.5, "overflow_share": 0.0}

@@ -7,18 +7,18 @@ import pytest
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord
-from convolve.loggers.files import open_writers, read_table, read_validations, rewind
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.files import open_loggers, read_table, read_validations, truncate_after
 
 
 def write(folder: Path, steps: range, restored: int | None = None) -> None:
     """A run of ten steps per epoch that logs every step and validates every fifth."""
-    with open_writers(LogConfig(), folder) as writers:
+    with open_loggers(LogConfig(), folder) as writers:
         writers.start(RunInfo("x", folder, restored_step=restored))
         for step in steps:
             writers.train(TrainRecord(step, step / 10, step * 8, 0.1, 1 / step, 0.5, 100.0, 80.0, 0.0, step / 10))
             if step % 5 == 0:
-                writers.valid(ValidRecord(f"step-{step:09d}", step, step / 10, 1 / step, 0.9, 100, 1.0, 100.0))
+                writers.valid(ValidationRecord(f"step-{step:09d}", step, step / 10, 1 / step, 0.9, 100, 1.0, 100.0))
 
 
 def tables(folder: Path) -> list[bytes]:
@@ -32,7 +32,7 @@ def test_a_restored_run_has_the_tables_of_an_unbroken_one(stopped: int, tmp_path
     broken.mkdir()
     write(whole, range(1, 21))
     write(broken, range(1, stopped + 1))
-    rewind(broken, 10)
+    truncate_after(broken, 10)
     write(broken, range(11, 21), restored=10)
     assert tables(broken) == tables(whole)
 
@@ -40,7 +40,7 @@ def test_a_restored_run_has_the_tables_of_an_unbroken_one(stopped: int, tmp_path
 def test_events_keep_everything_and_note_the_restore(tmp_path: Path) -> None:
     write(tmp_path, range(1, 8))
     before = (tmp_path / "events.jsonl").read_bytes()
-    rewind(tmp_path, 3)
+    truncate_after(tmp_path, 3)
     after = (tmp_path / "events.jsonl").read_bytes()
     assert after.startswith(before)
     [line] = after[len(before) :].splitlines()
@@ -51,19 +51,19 @@ def test_a_torn_last_row_is_dropped_with_the_rest(tmp_path: Path) -> None:
     write(tmp_path, range(1, 8))
     whole = tables(tmp_path)[0]
     (tmp_path / "training.csv").write_bytes(whole + b"8,0.8,6")
-    rewind(tmp_path, 7)
+    truncate_after(tmp_path, 7)
     assert tables(tmp_path)[0] == whole
 
 
 def test_rewinding_a_folder_without_tables_makes_none(tmp_path: Path) -> None:
-    rewind(tmp_path, 3)
+    truncate_after(tmp_path, 3)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rewinding_to_the_end_leaves_the_file_alone(tmp_path: Path) -> None:
     write(tmp_path, range(1, 8))
     before = (tmp_path / "training.csv").stat()
-    rewind(tmp_path, 7)
+    truncate_after(tmp_path, 7)
     after = (tmp_path / "training.csv").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -71,7 +71,7 @@ def test_rewinding_to_the_end_leaves_the_file_alone(tmp_path: Path) -> None:
 def test_a_row_without_a_step_is_named_and_nothing_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("step,loss\n1,2\nx,3\n")
     with pytest.raises(ConvolveError, match="training.csv: a row has no step"):
-        rewind(tmp_path, 0)
+        truncate_after(tmp_path, 0)
     assert (tmp_path / "training.csv").read_text() == "step,loss\n1,2\nx,3\n"
 
 
@@ -79,7 +79,7 @@ def test_validations_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_validations(tmp_path) == []
     write(tmp_path, range(1, 12))
     assert read_validations(tmp_path) == [
-        ValidRecord(f"step-{step:09d}", step, step / 10, 1 / step, 0.9, 100, 1.0, 100.0) for step in (5, 10)
+        ValidationRecord(f"step-{step:09d}", step, step / 10, 1 / step, 0.9, 100, 1.0, 100.0) for step in (5, 10)
     ]
 
 

@@ -9,7 +9,7 @@ from convolve.config.model_options import FAMILIES
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import round_width
-from convolve.layers.dropout import Chance, StochasticDepth
+from convolve.layers.dropout import KeyedRNG, StochasticDepth
 from convolve.layers.norm import ProxyNorm
 from convolve.models import registry
 from convolve.models.fastnet import Whitening
@@ -18,8 +18,8 @@ CIFAR = (3, 32, 32)
 
 
 def sketch(name, shape=None, classes=None, **options):
-    own = registry.settle(name, ModelConfig(model=name, **options))
-    return registry.sketch(
+    own = registry.resolve(name, ModelConfig(model=name, **options))
+    return registry.build_meta(
         name,
         classes=classes or own.classes,
         input_shape=shape or own.input_shape,
@@ -155,7 +155,7 @@ def test_a_wrong_size_or_option_is_one_clear_line(name, options, message):
         sketch(name, CIFAR, 10, **options)
         return
     with pytest.raises(ConfigError) as caught:
-        registry.sketch(name, classes=10, input_shape=CIFAR, options=ModelConfig(model=name, **options))
+        registry.build_meta(name, classes=10, input_shape=CIFAR, options=ModelConfig(model=name, **options))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -220,7 +220,7 @@ def test_padded_shortcuts_have_no_weights():
 
 
 def test_stochastic_depth_is_keyed_by_sample_and_keeps_the_mean():
-    chance = Chance()
+    chance = KeyedRNG()
     layer = StochasticDepth(0.8, "here", chance)
     ones = torch.ones(4000, 1, 1, 1)
     chance.move(1, 2, 0)

@@ -111,11 +111,11 @@ def test_forward_equals_torchvision(name, theirs):
 @pytest.mark.parametrize(("name", "theirs"), [("efficientnet-b0", "efficientnet_b0"), ("resnet50", "resnet50")])
 def test_forward_equals_timm(name, theirs):
     timm = pytest.importorskip("timm", reason="timm is not installed")
-    from convolve.checkpoint.pretrained import to_own_names
+    from convolve.checkpoint.pretrained import convert_state_dict
 
     other = timm.create_model(theirs, pretrained=False).eval()
     network = build(name, (3, 96, 96))
-    network.load_state_dict(to_own_names(other.state_dict(), network.state_dict()))
+    network.load_state_dict(convert_state_dict(other.state_dict(), network.state_dict()))
     x = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
         assert torch.allclose(network(x), other(x), atol=TOLERANCE)

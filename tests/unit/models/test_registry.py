@@ -76,7 +76,7 @@ def test_an_empty_image_is_refused() -> None:
 
 
 def test_a_sketch_has_names_and_no_values() -> None:
-    network = registry.sketch("lenet5", classes=10, input_shape=(1, 28, 28), options=ModelConfig())
+    network = registry.build_meta("lenet5", classes=10, input_shape=(1, 28, 28), options=ModelConfig())
     assert all(parameter.is_meta for parameter in network.parameters())
     assert list(network.state_dict()) == list(build("lenet5").state_dict())
 

@@ -9,8 +9,8 @@ from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.models import registry
 from convolve.models.network import Network
-from convolve.models.summary import Description, describe, draw_svg
-from convolve.runs.describe import describe_network as run
+from convolve.models.summary import ModelSummary, draw_svg, summarize
+from convolve.runs.describe import describe_named as run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -40,7 +40,7 @@ def make_nested() -> Network:
     return Network(blocks, input_shape=(3, 16, 16))
 
 
-def pick(description: Description, column: str) -> dict[str, object]:
+def pick(description: ModelSummary, column: str) -> dict[str, object]:
     return {row.name: getattr(row, column) for row in description.rows}
 
 
@@ -95,7 +95,7 @@ def test_dropout_and_other_inputs_are_described() -> None:
 
 
 def test_nested_blocks_with_groups_and_norms_are_counted() -> None:
-    description = describe("nested", make_nested())
+    description = summarize("nested", make_nested())
     macs = pick(description, "multiply_adds")
     assert macs["conv1"] == 8 * 8 * 8 * 27
     assert macs["layer1/0"] == 8 * 8 * 8 * (2 * 9) + 8 * 8 * 8 * 8
@@ -113,12 +113,12 @@ def test_nested_blocks_with_groups_and_norms_are_counted() -> None:
 
 
 @pytest.fixture(scope="module", params=registry.names())
-def each_description(request: pytest.FixtureRequest) -> Description:
+def each_description(request: pytest.FixtureRequest) -> ModelSummary:
     """Every network described, each once for all tests that look at it."""
     return run(request.param)
 
 
-def test_totals_are_the_sums_of_the_rows(each_description: Description) -> None:
+def test_totals_are_the_sums_of_the_rows(each_description: ModelSummary) -> None:
     description = each_description
     assert description.blocks == len(description.rows)
     for column in ("parameters", "multiply_adds", "activation_bytes"):
@@ -128,7 +128,7 @@ def test_totals_are_the_sums_of_the_rows(each_description: Description) -> None:
 def test_a_described_network_stays_as_it_was() -> None:
     network = make_nested().eval()
     before = {name: values.clone() for name, values in network.state_dict().items()}
-    describe("nested", network)
+    summarize("nested", network)
     assert not network.training and network.chance.position is None
     assert all(torch.equal(before[name], values) for name, values in network.state_dict().items())
 
@@ -138,7 +138,7 @@ def test_an_unknown_network_is_refused() -> None:
         run("lenet6")
 
 
-def test_the_drawing_is_well_formed_and_shows_every_block(each_description: Description) -> None:
+def test_the_drawing_is_well_formed_and_shows_every_block(each_description: ModelSummary) -> None:
     description = each_description
     root = ElementTree.fromstring(draw_svg(description))
     words = [text.text for text in root.iter(f"{SVG}text")]

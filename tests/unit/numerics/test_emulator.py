@@ -10,17 +10,17 @@ from torch import nn
 
 from convolve.config import PrecisionConfig
 from convolve.errors import ConfigError, NumericsError
-from convolve.numerics.emulator import Blind
-from convolve.numerics.execution import EmulatedArithmetic, NativeArithmetic
+from convolve.numerics.emulator import NullObserver
+from convolve.numerics.execution import AutocastExecution, EmulatedExecution
 from convolve.numerics.formats import FP16
-from convolve.numerics.observers import OverflowDump, StepDump, Survey, Trap, Watchers, parse_steps
+from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
 from convolve.numerics.policy import build_policy
 from norm_steps import settle
 
 CPU = torch.device("cpu")
 
 
-class Recorder(Blind):
+class Recorder(NullObserver):
     """Keeps every result that the network goes on with."""
 
     def __init__(self):
@@ -62,7 +62,7 @@ def run(network, arithmetic, step=0, seed=0, batches=((0, 4),), scale=1.0):
 
 def emulate(watcher=None, **given):
     network = make_network()
-    arithmetic = EmulatedArithmetic(build_policy(PrecisionConfig(**given)), watcher)
+    arithmetic = EmulatedExecution(build_policy(PrecisionConfig(**given)), watcher)
     arithmetic.attach(network)
     arithmetic.begin()
     return network, arithmetic
@@ -148,7 +148,7 @@ def test_the_bookkeeping_of_a_norm_is_not_rounded():
     for precision in ("32.32", "16.32"):
         norm = BatchNorm2d(2)
         network = nn.Sequential(norm, nn.Flatten())
-        arithmetic = EmulatedArithmetic(build_policy(PrecisionConfig(precision=precision)))
+        arithmetic = EmulatedExecution(build_policy(PrecisionConfig(precision=precision)))
         arithmetic.attach(network)
         x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
         with arithmetic.window(0, 0), arithmetic.micro_batch(0):
@@ -200,7 +200,7 @@ def test_the_random_numbers_of_dropout_are_not_rounded():
     expected = []
     for attach in (False, True):
         if attach:
-            EmulatedArithmetic(build_policy(PrecisionConfig(precision="16.16"))).attach(network)
+            EmulatedExecution(build_policy(PrecisionConfig(precision="16.16"))).attach(network)
         network.chance.move(0, 0, 0)
         expected.append(network.chance.uniforms("dropout", torch.Size((4, 100)), CPU))
     assert torch.equal(*expected)
@@ -212,10 +212,10 @@ def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
     if not all(device.probe(one, "bfloat16", limited=False).works for one in ("matmul", "convolution")):
         pytest.skip("bf16 kernels do not work on this CPU")
     seen = []
-    for kind in (EmulatedArithmetic, NativeArithmetic):
+    for kind in (EmulatedExecution, AutocastExecution):
         network = make_network()
         policy = build_policy(PrecisionConfig(precision="16.32", half_type="bf16"))
-        arithmetic = kind(policy) if kind is EmulatedArithmetic else kind(policy, CPU)
+        arithmetic = kind(policy) if kind is EmulatedExecution else kind(policy, CPU)
         arithmetic.attach(network)
         outputs = {}
         for name, module in network.named_children():
@@ -228,7 +228,7 @@ def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
 
 
 def test_a_trap_names_layer_direction_and_step():
-    network, arithmetic = emulate(Trap(), precision="16.16", fp_exceptions=True)
+    network, arithmetic = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True)
     run(network, arithmetic, step=1)
     network.fc.weight.data.fill_(60000.0)
     with pytest.raises(NumericsError, match=r"overflow in layer fc, forward, at step 7 \(addmm\)"):
@@ -241,14 +241,14 @@ def test_a_trap_names_layer_direction_and_step():
     [(1e8, "overflow in layer loss, backward, at step 3"), (3e5, "overflow in layer fc, backward")],
 )
 def test_a_trap_names_the_place_of_an_overflow_in_the_backward_pass(scale, message):
-    network, arithmetic = emulate(Trap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
+    network, arithmetic = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
     network.fc.weight.data.mul_(40)
     with pytest.raises(NumericsError, match=message):
         run(network, arithmetic, step=3, scale=scale)
 
 
 def test_a_trap_works_in_fp32_too():
-    network, arithmetic = emulate(Trap(), fp_exceptions=True)
+    network, arithmetic = emulate(OverflowTrap(), fp_exceptions=True)
     network.conv1.weight.data.fill_(torch.nan)
     with pytest.raises(NumericsError, match=r"invalid result \(NaN\) in layer conv1, forward"):
         run(network, arithmetic)
@@ -264,7 +264,7 @@ def test_a_saturating_machine_has_no_infinities_but_tells_of_the_overflow():
 
 
 def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
-    watcher = Watchers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
+    watcher = Observers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
     network, arithmetic = emulate(watcher, precision="16.16")
     for step in range(6):
         run(network, arithmetic, step=step, scale=1e8 if step > 4 else 1.0)
@@ -292,7 +292,7 @@ def test_steps_that_are_none_are_refused(text):
 
 def test_a_survey_counts_what_is_lost_in_each_layer():
     told = {}
-    survey = Survey(2, FP16, lambda step, layers: told.update({step: layers}))
+    survey = ExponentSurvey(2, FP16, lambda step, layers: told.update({step: layers}))
     network, arithmetic = emulate(survey, precision="16.16")
     for step in range(4):
         run(network, arithmetic, step=step, scale=1e-5)

@@ -6,7 +6,7 @@ from torch import nn
 
 from convolve.config import PrecisionConfig
 from convolve.numerics.formats import FP16
-from convolve.numerics.loss_scaling import NoScaling, StaticScaling, Verdict, build_scaler
+from convolve.numerics.loss_scaling import GradCheck, NoScaling, StaticScaling, build_scaler
 from convolve.numerics.policy import build_policy
 
 CLEAN, BAD = True, False
@@ -26,7 +26,7 @@ def model_with(gradient):
 def feed(one, verdicts, samples=0):
     scales = []
     for clean in verdicts:
-        one.follow(Verdict(clean, one.scale), samples)
+        one.follow(GradCheck(clean, one.scale), samples)
         scales.append(one.scale)
     return scales
 
@@ -40,7 +40,7 @@ def test_fp32_needs_none_and_16_bits_have_128():
 
 def test_gradients_are_divided_and_a_bad_step_is_counted():
     one, layer = scaler(), model_with(256.0)
-    assert one.settle(layer, overflowed=True) == Verdict(True, 128.0)
+    assert one.settle(layer, overflowed=True) == GradCheck(True, 128.0)
     assert layer.weight.grad.item() == 2.0
     for value in (float("inf"), float("nan")):
         assert not one.settle(model_with(value), overflowed=False).clean
@@ -83,7 +83,7 @@ def test_torchs_rule_is_that_of_torchs_own_scaler():
         theirs.step(optimiser)
         theirs.update()
         optimiser.zero_grad()
-        ours.follow(Verdict(not bad, ours.scale), 0)
+        ours.follow(GradCheck(not bad, ours.scale), 0)
         assert ours.scale == theirs.get_scale(), number
 
 

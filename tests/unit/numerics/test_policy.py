@@ -9,9 +9,9 @@ from convolve.config import PrecisionConfig
 from convolve.errors import ConfigError, DeviceError
 from convolve.kernels import rounding
 from convolve.numerics.formats import BF16, FP16, FP32
-from convolve.numerics.op_table import Colour, OperationLists
+from convolve.numerics.op_table import ListColor, OperationLists
 from convolve.numerics.policy import build_policy
-from convolve.numerics.select import choose
+from convolve.numerics.select import select_numerics
 
 CPU = torch.device("cpu")
 
@@ -62,9 +62,9 @@ def test_a_mix_list_moves_operations(tmp_path):
     lists = policy(precision_mode="allow_mix_precision", mixlist_file=file).lists
     ops = torch.ops.aten
     colours = [lists.colour(op) for op in (ops.mul.Tensor, ops.convolution.default, ops.mm.default, ops.relu.default)]
-    assert colours == [Colour.BLACK, Colour.BLACK, Colour.GREY, Colour.GREY]
+    assert colours == [ListColor.BLACK, ListColor.BLACK, ListColor.GREY, ListColor.GREY]
     plain = OperationLists()
-    assert [plain.colour(op) for op in (ops.mm.default, ops.convolution_backward.default)] == [Colour.WHITE] * 2
+    assert [plain.colour(op) for op in (ops.mm.default, ops.convolution_backward.default)] == [ListColor.WHITE] * 2
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_a_broken_mix_list_is_named(tmp_path, text, message):
 
 
 def test_the_choice_is_said_with_its_reason():
-    assert choose(PrecisionConfig(), CPU).execution == "plain"
-    stochastic = choose(PrecisionConfig(precision="16.16"), CPU)
+    assert select_numerics(PrecisionConfig(), CPU).execution == "plain"
+    stochastic = select_numerics(PrecisionConfig(precision="16.16"), CPU)
     assert stochastic.execution == "emulated" and "stochastic rounding" in str(stochastic)
-    asked = choose(PrecisionConfig(precision="16.32", numerics="emulated"), CPU)
+    asked = select_numerics(PrecisionConfig(precision="16.32", numerics="emulated"), CPU)
     assert asked.execution == "emulated" and "as asked" in asked.reason
-    watched = choose(PrecisionConfig(fp_exceptions=True), CPU)
+    watched = select_numerics(PrecisionConfig(fp_exceptions=True), CPU)
     assert watched.execution == "emulated"
 
 
 def test_asking_for_native_where_it_cannot_be_is_refused():
     with pytest.raises(DeviceError, match="no native kernel does half partials, saturation"):
-        choose(
+        select_numerics(
             PrecisionConfig(precision="16.32", numerics="native", enable_half_partials=True, saturate_on_overflow=True),
             CPU,
         )
@@ -121,15 +121,15 @@ def test_auto_explains_what_the_probe_found(tmp_path, monkeypatch, works, speeds
     answers = {}
     for operation in ("matmul", "convolution"):
         for kind, speed in (("bfloat16", speeds[0]), ("float32", speeds[1])):
-            ability = device.Ability(operation, kind, works or kind == "float32", speed, False)
+            ability = device.Capability(operation, kind, works or kind == "float32", speed, False)
             answers[f"{operation}-{kind}-free"] = asdict(ability)
     device._probe_file().write_text(json.dumps(answers))
-    choice = choose(PrecisionConfig(precision="16.32", half_type="bf16"), CPU)
+    choice = select_numerics(PrecisionConfig(precision="16.32", half_type="bf16"), CPU)
     assert choice.execution == execution
     assert reason in choice.reason
 
 
 def test_the_reason_for_rounding_without_native_code_is_told(monkeypatch):
     monkeypatch.setattr(rounding, "_library", lambda: "cc failed: no such option")
-    choice = choose(PrecisionConfig(precision="16.16"), torch.device("cpu"))
+    choice = select_numerics(PrecisionConfig(precision="16.16"), torch.device("cpu"))
     assert "rounding in torch (cc failed: no such option)" in choice.reason

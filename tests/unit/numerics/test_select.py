@@ -6,7 +6,7 @@ import torch
 from convolve.config.loading import build as make_config
 from convolve.loggers.base import SilentConsole
 from convolve.numerics import select
-from convolve.numerics.select import choose
+from convolve.numerics.select import select_numerics
 from convolve.runs import session
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def no_compiler(monkeypatch):
 
 def explain(where=CPU, **options):
     config = make_config({**TINY, **options})
-    return select.explain_kernels(config, choose(config.precision, CPU), where)
+    return select.explain_kernels(config, select_numerics(config.precision, CPU), where)
 
 
 def test_a_training_says_why_it_has_no_native_layers(no_compiler, tmp_path):

@@ -7,8 +7,8 @@ from torch import nn
 
 from convolve.config import OptimConfig
 from convolve.errors import ConfigError
-from convolve.optim.muon import Muon, orthogonalise
-from convolve.optim.optimizers import build_optimiser, set_rate
+from convolve.optim.muon import Muon, orthogonalize
+from convolve.optim.optimizers import build_optimizer, set_learning_rate
 
 RATES = (0.1, 0.1, 0.05, 0.02)
 
@@ -19,9 +19,9 @@ def run(shape, **options):
     first, gradients = draw.normal(size=shape), [draw.normal(size=shape) for _ in RATES]
     holder = nn.Module()
     holder.weight = nn.Parameter(torch.from_numpy(first.copy()))
-    optimiser = build_optimiser(holder, OptimConfig(**options))
+    optimiser = build_optimizer(holder, OptimConfig(**options))
     for rate, gradient in zip(RATES, gradients, strict=True):
-        set_rate(optimiser, rate)
+        set_learning_rate(optimiser, rate)
         holder.weight.grad = torch.from_numpy(gradient.copy())
         optimiser.step()
     return holder.weight.detach().numpy(), first, gradients
@@ -73,7 +73,7 @@ def test_lars_treats_norms_and_biases_plainly():
 def test_lars_takes_a_plain_step_where_a_norm_is_zero():
     holder = nn.Module()
     holder.weight = nn.Parameter(torch.zeros(2, 2))
-    optimiser = build_optimiser(holder, OptimConfig(optimiser="lars", learning_rate=0.5))
+    optimiser = build_optimizer(holder, OptimConfig(optimiser="lars", learning_rate=0.5))
     holder.weight.grad = torch.ones(2, 2)
     optimiser.step()
     assert torch.equal(holder.weight.detach(), torch.full((2, 2), -0.5))
@@ -82,7 +82,7 @@ def test_lars_takes_a_plain_step_where_a_norm_is_zero():
 def test_muon_moves_convolutions_by_orthogonal_steps():
     weight = nn.Parameter(torch.zeros(8, 3, 3, 3))
     holder = nn.ParameterList([weight])
-    optimiser = build_optimiser(holder, OptimConfig(optimiser="muon", learning_rate=1.0))
+    optimiser = build_optimizer(holder, OptimConfig(optimiser="muon", learning_rate=1.0))
     torch.manual_seed(0)
     weight.grad = torch.randn(8, 3, 3, 3)
     optimiser.step()
@@ -95,14 +95,14 @@ def test_orthogonalising_keeps_singular_vectors(shape):
     torch.manual_seed(0)
     matrix = torch.randn(shape, dtype=torch.float64)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    inner = left.T @ orthogonalise(matrix, rounds=5) @ right.T
+    inner = left.T @ orthogonalize(matrix, rounds=5) @ right.T
     assert torch.allclose(inner, torch.diag(inner.diagonal()), atol=1e-9)
     assert torch.allclose(inner.diagonal(), torch.ones(min(shape), dtype=torch.float64), atol=0.35)
 
 
 def test_names_can_be_kept_from_decaying():
     model = nn.ModuleDict({"head": nn.Linear(3, 2), "body": nn.Linear(3, 3)})
-    decaying, others = build_optimiser(
+    decaying, others = build_optimizer(
         model, OptimConfig(weight_decay=0.1, weight_decay_exclude=("head",))
     ).param_groups
     assert [tuple(p.shape) for p in decaying["params"]] == [(3, 3)]
@@ -111,8 +111,8 @@ def test_names_can_be_kept_from_decaying():
 
 def test_biases_can_have_a_rate_of_their_own():
     model = nn.Linear(3, 2)
-    optimiser = build_optimiser(model, OptimConfig(optimiser="momentum", bias_rate_factor=64))
-    set_rate(optimiser, 0.5)
+    optimiser = build_optimizer(model, OptimConfig(optimiser="momentum", bias_rate_factor=64))
+    set_learning_rate(optimiser, 0.5)
     assert {tuple(group["params"][0].shape): group["lr"] for group in optimiser.param_groups if group["params"]} == {
         (2, 3): 0.5,
         (2,): 32.0,
@@ -122,7 +122,7 @@ def test_biases_can_have_a_rate_of_their_own():
 def test_nothing_left_to_train_is_an_error():
     model = nn.Linear(3, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameter is left to train"):
-        build_optimiser(model, OptimConfig())
+        build_optimizer(model, OptimConfig())
 
 
 def test_rules_are_known_by_the_names_of_the_original_systems():
@@ -142,12 +142,12 @@ def test_muon_with_a_fixed_norm_begins_each_update_at_it():
     weight.grad = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(1))
     group = {"params": [weight], "weight_decay": 0.5, "orthogonal": True}
     Muon([group], lr=0.25, momentum=0.0, rounds=3, fixed_norm=True).step()
-    update = orthogonalise(weight.grad.view(6, -1), rounds=3).view_as(before)
+    update = orthogonalize(weight.grad.view(6, -1), rounds=3).view_as(before)
     torch.testing.assert_close(weight.detach(), before * 6**0.5 / before.norm() - 0.25 * update)
 
 
 def test_muon_gives_the_rest_a_momentum_of_its_own():
     config = OptimConfig(optimiser="muon", momentum=0.6, muon_rest_momentum=0.85)
-    groups = build_optimiser(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), config).param_groups
+    groups = build_optimizer(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), config).param_groups
     momenta = {parameter.ndim: group["momentum"] for group in groups for parameter in group["params"]}
     assert momenta == {4: 0.6, 2: 0.85, 1: 0.85}

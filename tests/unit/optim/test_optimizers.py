@@ -4,7 +4,14 @@ from torch import nn
 
 from convolve.config import OptimConfig
 from convolve.errors import CheckpointError
-from convolve.optim.optimizers import RULES, build_optimiser, count_moments, load_state, set_rate, state_tensors
+from convolve.optim.optimizers import (
+    RULES,
+    build_optimizer,
+    count_moments,
+    load_state,
+    set_learning_rate,
+    state_tensors,
+)
 
 
 def make_model(seed=0):
@@ -24,20 +31,20 @@ def advance(model, optimiser, steps, start=0):
 
 def test_norms_and_biases_do_not_decay():
     model = make_model()
-    decaying, others = build_optimiser(model, OptimConfig(weight_decay=0.1)).param_groups
+    decaying, others = build_optimizer(model, OptimConfig(weight_decay=0.1)).param_groups
     assert [p.ndim for p in decaying["params"]] == [4, 2]
     assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert sum(len(group["params"]) for group in (decaying, others)) == len(list(model.parameters()))
 
 
 def test_everything_decays_when_asked():
-    decaying, others = build_optimiser(make_model(), OptimConfig(weight_decay=0.1, weight_decay_on="all")).param_groups
+    decaying, others = build_optimizer(make_model(), OptimConfig(weight_decay=0.1, weight_decay_on="all")).param_groups
     assert (len(decaying["params"]), len(others["params"])) == (6, 0)
 
 
 def test_norms_and_biases_can_have_a_decay_of_their_own():
     config = OptimConfig(weight_decay=0.1, bias_weight_decay=0.3, weight_decay_exclude=("1.",))
-    groups = build_optimiser(make_model(), config).param_groups
+    groups = build_optimizer(make_model(), config).param_groups
     found = {(group["weight_decay"], p.ndim) for group in groups for p in group["params"]}
     assert found == {(0.1, 4), (0.1, 2), (0.3, 1), (0.0, 1)}
 
@@ -45,8 +52,8 @@ def test_norms_and_biases_can_have_a_decay_of_their_own():
 def test_momentum_is_its_formula():
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     holder = nn.ParameterList([weight])
-    optimiser = build_optimiser(holder, OptimConfig(optimiser="momentum", momentum=0.5, weight_decay=0.1))
-    set_rate(optimiser, 0.1)
+    optimiser = build_optimizer(holder, OptimConfig(optimiser="momentum", momentum=0.5, weight_decay=0.1))
+    set_learning_rate(optimiser, 0.1)
     expected, velocity = weight.detach().clone(), torch.zeros(1, 2)
     for gradient in ([[1.0, 2.0]], [[0.5, -1.0]], [[3.0, 0.0]]):
         weight.grad = torch.tensor(gradient)
@@ -60,12 +67,12 @@ def test_momentum_is_its_formula():
 def test_restored_state_continues_bit_for_bit(rule):
     config = OptimConfig(optimiser=rule, learning_rate=0.01, weight_decay=1e-3)
     model = make_model()
-    optimiser = build_optimiser(model, config)
+    optimiser = build_optimizer(model, config)
     advance(model, optimiser, 3)
     stored = {name: tensor.contiguous().clone() for name, tensor in state_tensors(optimiser, model).items()}
     twin = make_model(seed=1)
     twin.load_state_dict(model.state_dict())
-    twin_optimiser = build_optimiser(twin, config)
+    twin_optimiser = build_optimizer(twin, config)
     load_state(twin_optimiser, twin, stored)
     advance(model, optimiser, 3, start=3)
     advance(twin, twin_optimiser, 3, start=3)
@@ -76,7 +83,7 @@ def test_restored_state_continues_bit_for_bit(rule):
 def test_state_of_an_unknown_parameter_is_refused():
     model = make_model()
     with pytest.raises(CheckpointError, match="state for 'ghost.exp_avg', which this model does not have"):
-        load_state(build_optimiser(model, OptimConfig(optimiser="adam")), model, {"ghost.exp_avg": torch.zeros(1)})
+        load_state(build_optimizer(model, OptimConfig(optimiser="adam")), model, {"ghost.exp_avg": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -85,7 +92,7 @@ def test_moments_are_counted_as_they_are_really_kept(rule, momentum):
     """What `convolve plan` calculates memory with."""
     config = OptimConfig(optimiser=rule, momentum=momentum)
     layer = nn.Conv2d(2, 3, 3)
-    optimiser = build_optimiser(layer, config)
+    optimiser = build_optimizer(layer, config)
     layer(torch.ones(1, 2, 4, 4)).sum().backward()
     optimiser.step()
     kept = {slot for state in optimiser.state.values() for slot, value in state.items()

@@ -5,9 +5,9 @@ import pytest
 from convolve.config import ScheduleConfig
 from convolve.config.loading import resolve
 from convolve.errors import ConfigError
-from convolve.optim.schedules import Span, build_schedule
+from convolve.optim.schedules import RunSpan, build_schedule
 
-SPAN = Span(total=1000, epoch=100)
+SPAN = RunSpan(total=1000, epoch=100)
 
 
 def rates(at, **options):

@@ -2,19 +2,19 @@
 
 import pytest
 
-from convolve.planning.memory import Block, Budget, Load, Storage
-from convolve.planning.step_time import Link, finish_sums, ring_bytes
+from convolve.planning.memory import BlockCost, MemoryModel, StateBytes, Workload
+from convolve.planning.step_time import Link, finish_all_reduces, ring_bytes
 
 LINK = Link(latency=0.001, bandwidth=1000.0)
 BLOCKS = [
-    Block("a", parameters=100, trained=100, multiply_adds=0, input_values=10, kept_values=50),
-    Block("b", parameters=300, trained=200, multiply_adds=0, input_values=20, kept_values=70),
-    Block("c", parameters=0, trained=0, multiply_adds=0, input_values=30, kept_values=30),
+    BlockCost("a", parameters=100, trained=100, multiply_adds=0, input_values=10, kept_values=50),
+    BlockCost("b", parameters=300, trained=200, multiply_adds=0, input_values=20, kept_values=70),
+    BlockCost("c", parameters=0, trained=0, multiply_adds=0, input_values=30, kept_values=30),
 ]
 
 
 def need(storage=None, load=None, micro_batches=1):
-    return Budget(storage or Storage(), load or Load(samples=2), limit=10_000).need(BLOCKS, micro_batches)
+    return MemoryModel(storage or StateBytes(), load or Workload(samples=2), limit=10_000).need(BLOCKS, micro_batches)
 
 
 def test_a_ring_sends_twice_all_parts_but_its_own():
@@ -25,31 +25,31 @@ def test_a_ring_sends_twice_all_parts_but_its_own():
 
 def test_sums_that_are_ready_early_are_hidden_behind_the_rest_of_the_backward_pass():
     each = LINK.ring(100, 2)
-    assert finish_sums([(0.0, 100), (10.0, 100)], LINK, 2) == pytest.approx(10 + each)
-    assert finish_sums([(10.0, 100), (10.0, 100)], LINK, 2) == pytest.approx(10 + 2 * each)
-    assert finish_sums([(10.0, 100)], LINK, 1) == 10
+    assert finish_all_reduces([(0.0, 100), (10.0, 100)], LINK, 2) == pytest.approx(10 + each)
+    assert finish_all_reduces([(10.0, 100), (10.0, 100)], LINK, 2) == pytest.approx(10 + 2 * each)
+    assert finish_all_reduces([(10.0, 100)], LINK, 1) == 10
 
 
 def test_memory_in_32_bits_is_four_bytes_of_everything():
-    found = need(Storage(first_moments=1, second_moments=1))
+    found = need(StateBytes(first_moments=1, second_moments=1))
     assert (found.weights, found.gradients, found.optimiser) == (4 * 400, 4 * 300, 8 * 300)
     assert found.activations == 4 * 2 * 150
     assert found.total == 1600 + 1200 + 2400 + 1200
 
 
 def test_narrow_computation_keeps_a_copy_of_the_weights():
-    mixed = need(Storage(weight_bytes=4, compute_bytes=2, first_moments=1))
+    mixed = need(StateBytes(weight_bytes=4, compute_bytes=2, first_moments=1))
     assert (mixed.weights, mixed.activations) == (6 * 400, 2 * 2 * 150)
-    half = need(Storage(weight_bytes=2, compute_bytes=2, first_moments=1, second_moments=1))
+    half = need(StateBytes(weight_bytes=2, compute_bytes=2, first_moments=1, second_moments=1))
     assert (half.weights, half.gradients, half.optimiser) == (2 * 400, 2 * 300, (2 + 4) * 300)
 
 
 def test_a_running_average_is_one_more_set_of_weights():
-    assert need(Storage(averages=1)).weights - need().weights == 4 * 300
+    assert need(StateBytes(averages=1)).weights - need().weights == 4 * 300
 
 
 def test_sharded_state_is_divided_by_the_replicas():
-    assert need(Storage(first_moments=1, sharers=7)).optimiser == -(-4 * 300 // 7)
+    assert need(StateBytes(first_moments=1, sharers=7)).optimiser == -(-4 * 300 // 7)
 
 
 def test_held_micro_batches_multiply_activations_and_nothing_else():
@@ -59,13 +59,13 @@ def test_held_micro_batches_multiply_activations_and_nothing_else():
 
 
 def test_recomputation_keeps_inputs_and_one_segment():
-    every = need(load=Load(2, frozenset("abc")), micro_batches=4)
+    every = need(load=Workload(2, frozenset("abc")), micro_batches=4)
     assert every.activations == 4 * 2 * (4 * (10 + 20 + 30) + 70)
-    one = need(load=Load(2, frozenset("b")), micro_batches=4)
+    one = need(load=Workload(2, frozenset("b")), micro_batches=4)
     assert one.activations == 4 * 2 * (4 * (10 + 30) + 120)
 
 
 def test_a_limit_is_kept_to_the_byte():
     exact = need().total
-    assert Budget(Storage(), Load(2), exact).fits(BLOCKS, 1)
-    assert not Budget(Storage(), Load(2), exact - 1).fits(BLOCKS, 1)
+    assert MemoryModel(StateBytes(), Workload(2), exact).fits(BLOCKS, 1)
+    assert not MemoryModel(StateBytes(), Workload(2), exact - 1).fits(BLOCKS, 1)

@@ -11,9 +11,9 @@ from convolve.errors import ConfigError
 from convolve.models import registry
 from convolve.models.timing import time_blocks
 from convolve.planning import plan
-from convolve.planning.plan import Means
+from convolve.planning.plan import Hardware
 
-FAST = Means(device_flops=50e12)
+FAST = Hardware(device_flops=50e12)
 SPLIT = {"shards": 4, "gradient_accumulation_count": 16, "batch_size": 8}
 
 
@@ -33,7 +33,7 @@ def test_every_shipped_config_has_a_plan(name):
 
 
 def test_thousands_of_devices_are_planned_without_having_one():
-    found = make("resnet50-imagenet", Means(hosts=512, device_flops=50e12), replicas=1024, **SPLIT)
+    found = make("resnet50-imagenet", Hardware(hosts=512, device_flops=50e12), replicas=1024, **SPLIT)
     assert (found.devices, found.global_batch_size) == (4096, 1024 * 16 * 8)
     assert found.traffic.sent_bytes == round(2 * 1023 / 1024 * found.traffic.summed_bytes)
 
@@ -80,9 +80,9 @@ def test_the_automatic_cut_is_no_slower_than_one_by_hand():
 
 def test_memory_decides_where_to_cut_when_time_alone_would_not_fit():
     """The stage that holds most micro batches must be short, although that makes another one slower."""
-    free = make(means=Means(device_flops=50e12, device_memory=10**12), **SPLIT)
+    free = make(means=Hardware(device_flops=50e12, device_memory=10**12), **SPLIT)
     needed = max(stage.memory_bytes for stage in free.stages)
-    tight = make(means=Means(device_flops=50e12, device_memory=int(needed * 0.8)), **SPLIT)
+    tight = make(means=Hardware(device_flops=50e12, device_memory=int(needed * 0.8)), **SPLIT)
     assert tight.room.fits
     assert tight.passes.splits != free.passes.splits
 
@@ -93,7 +93,7 @@ def test_a_device_model_brings_its_memory():
 
 
 def test_what_does_not_fit_comes_with_changes_that_do():
-    means = Means(device_flops=50e12, device_memory=8 * 10**9)
+    means = Hardware(device_flops=50e12, device_memory=8 * 10**9)
     found = make(means=means, batch_size=128, precision="32.32", replicas=4)
     assert not found.room.fits
     assert any(line.startswith("--enable-recomputation") for line in found.room.advice)
@@ -105,7 +105,7 @@ def test_what_does_not_fit_comes_with_changes_that_do():
 
 
 def test_every_piece_of_advice_is_true():
-    means = Means(device_flops=50e12, device_memory=10**9)
+    means = Hardware(device_flops=50e12, device_memory=10**9)
     base = {
         "batch_size": 64,
         "precision": "32.32",
@@ -133,20 +133,20 @@ def read_flags(words):
 
 
 def test_nothing_at_all_fits_into_nothing():
-    lines = list(make(means=Means(device_flops=50e12, device_memory=1000)).room.advice)
+    lines = list(make(means=Hardware(device_flops=50e12, device_memory=1000)).room.advice)
     assert lines == ["no change that was tried is enough; such a training needs larger devices"]
 
 
 def test_processes_beyond_the_cores_take_turns():
-    assert Means(cores=2).share_cores(1) == (2, 1.0)
-    assert Means(cores=2).share_cores(2) == (1, 1.0)
-    assert Means(cores=2).share_cores(4) == (1, 2.0)
-    assert Means(cores=2, hosts=2).share_cores(4) == (1, 1.0)
+    assert Hardware(cores=2).share_cores(1) == (2, 1.0)
+    assert Hardware(cores=2).share_cores(2) == (1, 1.0)
+    assert Hardware(cores=2).share_cores(4) == (1, 2.0)
+    assert Hardware(cores=2, hosts=2).share_cores(4) == (1, 1.0)
 
 
 def test_a_slower_network_makes_a_slower_step():
     quick, slow = (
-        make(means=Means(device_flops=50e12, hosts=2, bandwidth=rate), replicas=2).speed for rate in (1e12, 1e8)
+        make(means=Hardware(device_flops=50e12, hosts=2, bandwidth=rate), replicas=2).speed for rate in (1e12, 1e8)
     )
     assert slow.exposed_ms > quick.exposed_ms and slow.step_ms > quick.step_ms
 
@@ -167,7 +167,7 @@ def test_measured_blocks_are_as_long_as_their_pass():
 
 
 def test_frozen_blocks_have_no_backward_pass():
-    found = make("resnet20-cifar10", means=Means(device_memory=10**9), freeze_until="layer3", shards=3, batch_size=4,
+    found = make("resnet20-cifar10", means=Hardware(device_memory=10**9), freeze_until="layer3", shards=3, batch_size=4,
                  gradient_accumulation_count=4)  # fmt: skip
     assert found.stages[0].memory.gradients == 0
     assert found.stages[0].backward_ms < found.stages[-1].backward_ms

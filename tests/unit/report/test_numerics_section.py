@@ -8,7 +8,7 @@ import pytest
 
 from convolve.config.loading import resolve
 from convolve.loggers.base import SilentConsole
-from convolve.report.numerics_section import read_numbers, render_numbers
+from convolve.report.numerics_section import read_numerics, render_numerics
 from convolve.runs import session
 
 OVERFLOWING = {
@@ -37,7 +37,7 @@ def chosen(**facts):
 def story_of(tmp_path, *events, tail=""):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in events) + tail)
-    return read_numbers(path)
+    return read_numerics(path)
 
 
 def events_of(folder, kind):
@@ -88,7 +88,7 @@ def test_each_layer_and_direction_has_its_histogram(page):
 
 def test_the_scale_is_a_staircase_over_steps(tmp_path):
     events = [chosen(), {"kind": "loss_scale", "step": 4, "loss_scale": 32768.0}, {"kind": "train", "step": 8}]
-    text = render_numbers(story_of(tmp_path, *events))
+    text = render_numerics(story_of(tmp_path, *events))
     line = next(attrs for tag, attrs in Markup(text).found if tag == "polyline")
     places = [tuple(map(float, point.split(","))) for point in line["points"].split()]
     (a, first), (b, held), (c, second), (d, last) = places
@@ -115,15 +115,15 @@ def test_what_a_restore_took_back_is_not_told(tmp_path):
 
 def test_plain_fp32_has_nothing_to_tell(tmp_path):
     assert story_of(tmp_path, chosen(compute="fp32"), {"kind": "train", "step": 8}) is None
-    assert read_numbers(tmp_path / "absent.jsonl") is None
+    assert read_numerics(tmp_path / "absent.jsonl") is None
 
 
 def test_a_survey_in_fp32_is_told(tmp_path):
-    text = render_numbers(story_of(tmp_path, chosen(compute="fp32", policy="32.32"), survey(0)))
+    text = render_numerics(story_of(tmp_path, chosen(compute="fp32", policy="32.32"), survey(0)))
     assert "Exponents at step 0" in text and "<td class=bad>2.00%</td>" in text
 
 
 def test_odd_lines_and_names_do_no_harm(tmp_path):
     evil = {"underflow_share": 0, "subnormal_share": 0, "overflow_share": 0, "first_exponent": 0, "exponents": []}
     story = story_of(tmp_path, chosen(), survey(0, **{"<script>": evil}), [1, 2], tail='{"kind": "surv')
-    assert "<script" not in render_numbers(story)
+    assert "<script" not in render_numerics(story)

@@ -19,9 +19,9 @@ from convolve.loggers.base import SilentConsole
 from convolve.models.network import Network
 from convolve.report.calibration import calibrate, calibration_error, fit_temperature, softmax, sort_into_bins
 from convolve.report.confusion import count_confusions, score_classes, worst_confusions
-from convolve.report.page import RunStory, render
-from convolve.report.predictions import MISTAKES, Collector
-from convolve.report.svg import Line, choose_ticks, draw_lines, thin
+from convolve.report.page import RunReport, render
+from convolve.report.predictions import MISTAKES, PredictionCollector
+from convolve.report.svg import PlotLine, choose_ticks, draw_lines, thin
 from convolve.runs import report, session
 
 
@@ -96,12 +96,12 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
 
 def test_names_cannot_become_markup():
     evil = "<script>alert(1)</script>"
-    collector = Collector((evil, "b"), evil)
+    collector = PredictionCollector((evil, "b"), evil)
     logits = np.array([[2.0, 1.0], [0.0, 3.0]], np.float32)
     labels = np.array([1, 1])
     rows = collector.wanted(logits, labels)
     collector.add(logits, labels, {row: np.zeros((4, 4, 1), np.uint8) for row in rows})
-    story = RunStory(
+    story = RunReport(
         evil, {"training loss": [(0, 1), (1, 0.5)]}, {"network": evil}, evil, {evil: evil}, collector.evidence()
     )
     text = render([story], evil)
@@ -144,7 +144,7 @@ def test_a_known_temperature_is_found_again():
 
 def test_only_the_most_confident_mistakes_are_kept():
     random = np.random.default_rng(1)
-    collector = Collector(("a", "b"), "x")
+    collector = PredictionCollector(("a", "b"), "x")
     everything = []
     for _ in range(5):
         logits = random.normal(size=(40, 2)).astype(np.float32)
@@ -158,9 +158,9 @@ def test_only_the_most_confident_mistakes_are_kept():
 
 
 def test_plots_survive_odd_curves():
-    assert "nothing was recorded" in draw_lines([Line("a", [])], "loss", str)
+    assert "nothing was recorded" in draw_lines([PlotLine("a", [])], "loss", str)
     for points in ([(0, 0)], [(0, 1), (1, 1)], [(0, 1e-9), (5, 1e9)], [(0, -1), (1, 1)]):
-        text = draw_lines([Line("a", points)], "loss", str, log=True)
+        text = draw_lines([PlotLine("a", points)], "loss", str, log=True)
         assert "nan" not in text and "inf" not in text
     assert len(thin([(i, i) for i in range(10_000)])) <= 300
     assert choose_ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])

@@ -9,7 +9,7 @@ from convolve.checkpoint.store import find, load
 from convolve.errors import CheckpointError, ConfigError
 from convolve.loggers.base import SilentConsole
 from convolve.runs import average, session, validate
-from convolve.runs.average import Recipe
+from convolve.runs.average import AverageRecipe
 from convolve.runs.load import load_trained
 from digit_runs import digits_config, weights_hash
 
@@ -33,7 +33,7 @@ def weights(path):
 
 
 def test_a_mean_of_checkpoints_is_computed_by_hand(run_dir):
-    report = average.average(run_dir, Recipe("mean", 3, statistics="averaged"), SilentConsole())
+    report = average.average(run_dir, AverageRecipe("mean", 3, statistics="averaged"), SilentConsole())
     paths = find(run_dir)[-3:]
     assert report.checkpoints == [path.name for path in paths]
     parts, found = [weights(path) for path in paths], weights(report.path)
@@ -45,17 +45,17 @@ def test_a_mean_of_checkpoints_is_computed_by_hand(run_dir):
 
 def test_the_last_checkpoints_can_be_left_out(run_dir):
     report = average.average(
-        run_dir, Recipe("exponential", 2, 0.3, discard_last=1, statistics="averaged"), SilentConsole()
+        run_dir, AverageRecipe("exponential", 2, 0.3, discard_last=1, statistics="averaged"), SilentConsole()
     )
     one, two = (weights(path)["conv2.weight"].double() for path in find(run_dir)[-3:-1])
     assert torch.allclose(weights(report.path)["conv2.weight"].double(), 0.3 * one + 0.7 * two, atol=1e-7)
     with pytest.raises(ConfigError, match="discard-last=9: the run has 4 checkpoints; leave one at least"):
-        average.average(run_dir, Recipe("mean", discard_last=9), SilentConsole())
+        average.average(run_dir, AverageRecipe("mean", discard_last=9), SilentConsole())
 
 
 def test_statistics_of_an_average_are_those_of_its_own_weights(run_dir):
     """The original kept the first checkpoint's; here they are measured with the averaged weights."""
-    report = average.average(run_dir, Recipe("mean"), SilentConsole())
+    report = average.average(run_dir, AverageRecipe("mean"), SilentConsole())
     assert report.statistics == "measured"
     trained = load_trained(report.path)
     from convolve.data.lookup import load_digits
@@ -106,7 +106,7 @@ def test_a_restored_run_has_the_same_running_average(tmp_path):
 def test_a_run_without_a_running_average_says_so(tmp_path):
     report = session.train(digits_config(tmp_path / "run", report=False), SilentConsole())
     with pytest.raises(CheckpointError, match="holds no running average; train with --ema-decay"):
-        average.average(report.run_dir, Recipe("ema"), SilentConsole())
+        average.average(report.run_dir, AverageRecipe("ema"), SilentConsole())
 
 
 def fine_tune(folder, source, **given):

@@ -8,18 +8,18 @@ import pytest
 
 from convolve.config import RunConfig
 from convolve.errors import ConfigError
-from convolve.runs.folder import claim_run_folder
+from convolve.runs.folder import create_run_dir
 from forked_commands import FORKS
 
 
 def claim_many(parent: Path, suffix: str | None, count: int) -> list[str]:
     config = RunConfig(log_dir=parent, name_suffix=suffix)
-    return [claim_run_folder(config, "lenet").name for _ in range(count)]
+    return [create_run_dir(config, "lenet").name for _ in range(count)]
 
 
 def claim_exact(folder: Path) -> bool:
     try:
-        claim_run_folder(RunConfig(run_dir=folder), "lenet")
+        create_run_dir(RunConfig(run_dir=folder), "lenet")
     except ConfigError:
         return False
     return True
@@ -27,15 +27,15 @@ def claim_exact(folder: Path) -> bool:
 
 def test_runs_are_numbered_from_one_after_the_highest(tmp_path: Path) -> None:
     config = RunConfig(log_dir=tmp_path / "deep" / "runs")
-    assert [claim_run_folder(config, "lenet5-mnist").name for _ in range(3)] == [
+    assert [create_run_dir(config, "lenet5-mnist").name for _ in range(3)] == [
         "lenet5-mnist-1",
         "lenet5-mnist-2",
         "lenet5-mnist-3",
     ]
     (config.log_dir / "lenet5-mnist-1").rmdir()
     (config.log_dir / "lenet5-mnist-41-try").mkdir()
-    assert claim_run_folder(config, "lenet5-mnist") == config.log_dir / "lenet5-mnist-42"
-    assert claim_run_folder(config, "other").name == "other-1"
+    assert create_run_dir(config, "lenet5-mnist") == config.log_dir / "lenet5-mnist-42"
+    assert create_run_dir(config, "other").name == "other-1"
 
 
 def test_a_suffix_comes_last_and_the_number_is_still_unique(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_processes_that_claim_at_the_same_time_get_different_numbers(tmp_path: P
 def test_an_exact_folder_is_made_or_taken_when_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "a" / "b", tmp_path / "empty"):
-        assert claim_run_folder(RunConfig(run_dir=folder), "lenet") == folder
+        assert create_run_dir(RunConfig(run_dir=folder), "lenet") == folder
         assert folder.is_dir()
 
 
@@ -68,25 +68,25 @@ def test_one_of_many_processes_gets_an_exact_folder(tmp_path: Path) -> None:
 def test_an_exact_folder_with_anything_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_text("")
     with pytest.raises(ConfigError, match=r"is not empty; .*`convolve restore .*`, or choose another folder"):
-        claim_run_folder(RunConfig(run_dir=tmp_path), "lenet")
+        create_run_dir(RunConfig(run_dir=tmp_path), "lenet")
     assert os.listdir(tmp_path) == ["config.yml"]
 
 
 @pytest.mark.parametrize("bad", ["a/b", "..", "a\\b", "", "a\nb", "a b"])
 def test_a_name_that_is_no_folder_name_is_refused(bad: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--name-suffix"):
-        claim_run_folder(RunConfig(log_dir=tmp_path, name_suffix=bad), "lenet")
+        create_run_dir(RunConfig(log_dir=tmp_path, name_suffix=bad), "lenet")
     with pytest.raises(ConfigError, match="config name"):
-        claim_run_folder(RunConfig(log_dir=tmp_path), bad)
+        create_run_dir(RunConfig(log_dir=tmp_path), bad)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--log-dir .*file/runs: cannot make a run folder"):
-        claim_run_folder(RunConfig(log_dir=tmp_path / "file" / "runs"), "lenet")
+        create_run_dir(RunConfig(log_dir=tmp_path / "file" / "runs"), "lenet")
     with pytest.raises(ConfigError, match="--run-dir .*file: cannot make a run folder"):
-        claim_run_folder(RunConfig(run_dir=tmp_path / "file"), "lenet")
+        create_run_dir(RunConfig(run_dir=tmp_path / "file"), "lenet")
 
 
 def test_a_folder_without_permission_is_named() -> None:
@@ -97,7 +97,7 @@ def test_a_folder_without_permission_is_named() -> None:
             os.seteuid(65534)
         try:
             with pytest.raises(ConfigError, match="Permission denied"):
-                claim_run_folder(RunConfig(log_dir=Path(place)), "lenet")
+                create_run_dir(RunConfig(log_dir=Path(place)), "lenet")
         finally:
             if root:
                 os.seteuid(0)

@@ -11,8 +11,8 @@ from PIL import Image
 
 from convolve.engine.throughput import Throughput
 from convolve.errors import ConvolveError
-from convolve.loggers.base import TrainRecord, ValidRecord
-from convolve.loggers.files import CsvWriter
+from convolve.loggers.base import TrainRecord, ValidationRecord
+from convolve.loggers.files import CsvLogger
 from convolve.report.curves_png import draw_curves
 from convolve.runs.summary import OPTIONAL, REQUIRED, case_name, write_summary
 
@@ -96,13 +96,13 @@ def test_every_key_of_the_summary_is_explained_once() -> None:
 
 
 def write_tables(folder: Path, *, metrics: bool = True, steps: int = 40, validations: int = 4) -> None:
-    writer = CsvWriter(folder)
+    writer = CsvLogger(folder)
     for step in range(1, steps + 1):
         loss = 2.3 / step if metrics else None
         share = 1 - 0.9 / step if metrics else None
         writer.train(TrainRecord(step, step / 10, step, 0.1 / step, loss, share, 1.0, 1.0, 0.0, 1.0))
     for number in range(1, validations + 1):
-        writer.valid(ValidRecord(f"step-{number}", number * 10, number, 0.5 / number, 0.9, 100, 1.0, 100.0))
+        writer.valid(ValidationRecord(f"step-{number}", number * 10, number, 0.5 / number, 0.9, 100, 1.0, 100.0))
     writer.close()
 
 
@@ -127,7 +127,7 @@ def test_curves_show_what_the_tables_have(shape: dict[str, int], tmp_path: Path)
 
 
 def test_a_run_that_diverged_is_drawn_as_far_as_its_numbers_go(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path)
+    writer = CsvLogger(tmp_path)
     for step, loss in enumerate([2.3, 1e30, math.inf, math.nan], 1):
         writer.train(TrainRecord(step, step, step, 0.1, loss, 0.1, 1.0, 1.0, 0.0, 1.0))
     writer.close()

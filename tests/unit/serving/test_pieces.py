@@ -9,12 +9,12 @@ import pytest
 
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import ConvolveError
-from convolve.inference.metadata import Card
+from convolve.inference.metadata import ModelMetadata
 from convolve.inference.preprocess import fit_photo
 from convolve.runs.load import choose_checkpoint
-from convolve.serving.batcher import Batcher, OverloadedError, Pace
+from convolve.serving.batcher import Batcher, BatchPolicy, OverloadedError
 from convolve.serving.metrics import Histogram, Metrics
-from convolve.serving.requests import BodyReader, Limits, RefusedError, clean_name, find_uploads
+from convolve.serving.requests import BodyReader, Limits, RequestError, clean_name, find_uploads
 from convolve.serving.server import make_reload
 
 
@@ -23,7 +23,7 @@ class Slow:
 
     def __init__(self, seconds=0.02):
         self.name, self.version, self.sizes, self.seconds = "slow", "1", [], seconds
-        self.card = Card("slow", ("a", "b"), Transform(2, 2, (0.0,), (1.0,)), "digit", 0, "")
+        self.card = ModelMetadata("slow", ("a", "b"), Transform(2, 2, (0.0,), (1.0,)), "digit", 0, "")
 
     def classify(self, pixels):
         self.sizes.append(len(pixels))
@@ -36,7 +36,7 @@ class Slow:
 def in_loop(work):
     async def run():
         model = Slow()
-        batcher = Batcher(model, Pace(delay=0.01, largest_batch=8, queue=40), Metrics())
+        batcher = Batcher(model, BatchPolicy(delay=0.01, largest_batch=8, queue=40), Metrics())
         task = asyncio.create_task(batcher.run())
         try:
             return await work(batcher, model)
@@ -111,7 +111,7 @@ def test_a_refused_body_gives_its_memory_back_at_once():
         await fill(body, pieces)
 
     reader._fill = watched
-    with pytest.raises(RefusedError):
+    with pytest.raises(RequestError):
         asyncio.run(reader.read(chunks(), None))
     assert reader.held == 0 and len(bodies[0]) == 0
 
@@ -147,7 +147,7 @@ def test_random_bodies_never_crash_the_reader():
         )
         try:
             find_uploads(body, kinds[number % len(kinds)], Limits())
-        except RefusedError as error:
+        except RequestError as error:
             assert error.status in (400, 413, 415)
 
 

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from convolve.data.dataset import Labels
-from convolve.data.image_io import Decoder, Readable
-from convolve.data.transforms.augment import NUMBERS, Augment, Box, centre_box, draw_box, draw_box_on
+from convolve.data.image_io import Decoder, Reader
+from convolve.data.transforms.augment import NUMBERS, Augment, Box, center_box, draw_box, draw_box_on
 from convolve.data.transforms.normalize import Transform, fit_channels
 from convolve.errors import DataError
-from convolve.rng import Draw, Order
+from convolve.rng import Indices, SampleRNG
 
 USUAL_PHOTO_SIZE = 224
 
 
-_LARGEST_CHUNK = 16
+_MAX_CHUNK = 16
 
 
-_WINDOWS_AHEAD = 2
+_STEPS_AHEAD = 2
 
 
 _STATISTICS_SAMPLES = 512
 
 
-class Source(Readable, Protocol):
+class EncodedSource(Reader, Protocol):
     """Pictures by number, with their labels."""
 
     @property
@@ -45,15 +45,15 @@ class Source(Readable, Protocol):
     def objects(self, row: int) -> npt.NDArray[np.float32]:
         """Boxes [K, 4] of objects in it."""
 
-    def take(self, rows: Order) -> "Source":
+    def take(self, rows: Indices) -> "EncodedSource":
         """Some of the pictures."""
 
 
 @dataclass(frozen=True)
-class Gallery:
+class EncodedImages:
     """One split of pictures outside memory."""
 
-    source: Source
+    source: EncodedSource
 
     @property
     def labels(self) -> Labels:
@@ -63,13 +63,13 @@ class Gallery:
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, rows: Order) -> "Gallery":
+    def take(self, rows: Indices) -> "EncodedImages":
         """Some of the pictures."""
-        return Gallery(self.source.take(rows))
+        return EncodedImages(self.source.take(rows))
 
 
 @dataclass(frozen=True)
-class Service:
+class DecodingOptions:
     """How pictures are fetched: threads, memory for decoded ones in bytes, and the broken ones that are forgiven."""
 
     workers: int = 2
@@ -77,13 +77,15 @@ class Service:
     forgiven: int = 0
 
 
-class GalleryStock:
+class DecodingFetcher:
     """Pictures as pixels of one size, fetched by threads some windows ahead."""
 
-    def __init__(self, gallery: Gallery, transform: Transform, augment: Augment, service: Service) -> None:
+    def __init__(
+        self, gallery: EncodedImages, transform: Transform, augment: Augment, service: DecodingOptions
+    ) -> None:
         self.labels = gallery.labels
         self.skipped: list[str] = []
-        self.ahead = _WINDOWS_AHEAD if service.workers else 0
+        self.ahead = _STEPS_AHEAD if service.workers else 0
         self._source = gallery.source
         self._transform = transform
         self._augment = augment
@@ -94,14 +96,14 @@ class GalleryStock:
         self._lock = threading.Lock()
         self._bad: dict[int, str] = {}
 
-    def begin(self, rows: Order, draw: Draw | None) -> Callable[[], tuple[Tensor, Order]]:
+    def begin(self, rows: Indices, draw: SampleRNG | None) -> Callable[[], tuple[Tensor, Indices]]:
         """Give the pictures to the threads."""
         height, width = self._transform.height, self._transform.width
         with torch.inference_mode(False):  # the threads write to it, and they are never in that mode
             pixels = torch.empty((len(rows), height, width, 3), dtype=torch.uint8)
             targets = pixels.unbind(0)
         views, numbers = self._views(rows, draw), rows.tolist()
-        step = max(1, min(_LARGEST_CHUNK, len(rows) // max(self._service.workers, 1)))
+        step = max(1, min(_MAX_CHUNK, len(rows) // max(self._service.workers, 1)))
         chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
 
         def work(chunk: range) -> list[int]:
@@ -114,27 +116,27 @@ class GalleryStock:
             return lambda: self._finish(rows, draw, pixels, [work(chunk) for chunk in chunks])
         pending: list[Future[list[int]]] = [self._pool.submit(work, chunk) for chunk in chunks]
 
-        def fetch() -> tuple[Tensor, Order]:
+        def fetch() -> tuple[Tensor, Indices]:
             wait(pending)  # one awakening for all of them: each would disturb the threads
             return self._finish(rows, draw, pixels, [future.result() for future in pending])
 
         return fetch
 
-    def _views(self, rows: Order, draw: Draw | None) -> "list[View]":
+    def _views(self, rows: Indices, draw: SampleRNG | None) -> "list[PermutedView]":
         numbers: list[list[float]] = [[] for _ in rows]
         flips = np.zeros(len(rows), np.bool_)
         if draw is not None and self._augment.crop == "resized":
             numbers = draw.numbers(rows, NUMBERS, "crop").tolist()
         if draw is not None and self._augment.flip != "none":
             flips = draw.flips(rows, self._augment.flip == "alternating")
-        return [View(*view) for view in zip(numbers, flips.tolist(), strict=True)]
+        return [PermutedView(*view) for view in zip(numbers, flips.tolist(), strict=True)]
 
-    def _fetch(self, row: int, view: "View", target: Tensor) -> bool:
+    def _fetch(self, row: int, view: "PermutedView", target: Tensor) -> bool:
         """Begin to put one picture into its place; False for a broken one that is forgiven."""
 
         def choose(size: tuple[int, int]) -> Box:
             if not view.numbers:
-                return centre_box(size, self._transform.crop_share)
+                return center_box(size, self._transform.crop_share)
             objects = self._source.objects(row)
             if len(objects):
                 return draw_box_on(view.numbers, size, self._augment.area, self._augment.aspect, objects)
@@ -161,7 +163,9 @@ class GalleryStock:
             self._bad[row] = str(error)
             self.skipped.append(str(error))
 
-    def _finish(self, rows: Order, draw: Draw | None, pixels: Tensor, done: list[list[int]]) -> tuple[Tensor, Order]:
+    def _finish(
+        self, rows: Indices, draw: SampleRNG | None, pixels: Tensor, done: list[list[int]]
+    ) -> tuple[Tensor, Indices]:
         kept = np.array([place for places in done for place in places], np.int64)
         if len(kept) < len(rows):
             pixels = pixels.index_select(0, torch.from_numpy(kept))
@@ -171,21 +175,21 @@ class GalleryStock:
         return pixels, kept
 
 
-class View(NamedTuple):
+class PermutedView(NamedTuple):
     """The random numbers of one sample's crop (none: the centre), and whether it is mirrored."""
 
     numbers: list[float]
     flip: bool
 
 
-def fit_gallery(gallery: Gallery, normalisation: str, size: int) -> Transform:
+def fit_image_statistics(gallery: EncodedImages, normalisation: str, size: int) -> Transform:
     """The transform for pictures of a gallery; `standard` takes its figures from some hundred of them."""
     plain = Transform(size, size, (0.0,) * 3, (1.0,) * 3, size / int(size * 256 / 224))
     images = np.zeros((1, 1, 1, 3), np.uint8)
     if normalisation == "standard":
         small = replace(plain, height=64, width=64)
         rows = np.unique(np.linspace(0, len(gallery) - 1, _STATISTICS_SAMPLES).astype(np.int64))
-        stock = GalleryStock(gallery.take(rows), small, Augment(), Service(workers=0, forgiven=len(rows)))
+        stock = DecodingFetcher(gallery.take(rows), small, Augment(), DecodingOptions(workers=0, forgiven=len(rows)))
         images = stock.begin(np.arange(len(rows)), None)()[0].numpy()
     mean, std = fit_channels(images, normalisation)
     return replace(plain, mean=mean, std=std)

@@ -6,12 +6,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from convolve.data.dataset import Split
-from convolve.data.transforms.augment import NUMBERS, Augment, crop_and_resize, crop_padded, mirror, pad_images
+from convolve.data.transforms.augment import NUMBERS, Augment, crop_and_resize, crop_padded, flip_images, pad_images
 from convolve.data.transforms.normalize import Transform
-from convolve.rng import Draw, Order
+from convolve.rng import Indices, SampleRNG
 
 
-class MemoryStock:
+class InMemoryFetcher:
     """A split on the device. Images are augmented at their stored size and then resized, if the network asks for it."""
 
     ahead = 0
@@ -30,11 +30,11 @@ class MemoryStock:
             else self._images
         )
 
-    def begin(self, rows: Order, draw: Draw | None) -> "_Fetch":
+    def begin(self, rows: Indices, draw: SampleRNG | None) -> "_Fetch":
         """Nothing is begun in advance: the gather is quicker than any thread."""
         return _Fetch(self, rows, draw)
 
-    def fetch(self, rows: Order, draw: Draw | None) -> Tensor:
+    def fetch(self, rows: Indices, draw: SampleRNG | None) -> Tensor:
         """Pixels of the samples in `rows`."""
         places = torch.from_numpy(rows).to(self._device)
         if draw is None:
@@ -43,11 +43,11 @@ class MemoryStock:
         augment = self._augment
         if augment.flip != "none":
             flips = draw.flips(rows, augment.flip == "alternating")
-            pixels = mirror(pixels, torch.from_numpy(flips).to(self._device))
+            pixels = flip_images(pixels, torch.from_numpy(flips).to(self._device))
         pixels = augment.colours(pixels, rows, draw)
         return self._resize(augment.cut(pixels, rows, draw, self._fill))
 
-    def _cropped(self, places: Tensor, rows: Order, draw: Draw) -> Tensor:
+    def _cropped(self, places: Tensor, rows: Indices, draw: SampleRNG) -> Tensor:
         augment = self._augment
         if augment.crop == "pad":
             numbers = draw.numbers(rows, 2, "crop")
@@ -68,8 +68,8 @@ class MemoryStock:
 
 
 class _Fetch:
-    def __init__(self, stock: MemoryStock, rows: Order, draw: Draw | None) -> None:
+    def __init__(self, stock: InMemoryFetcher, rows: Indices, draw: SampleRNG | None) -> None:
         self._stock, self._rows, self._draw = stock, rows, draw
 
-    def __call__(self) -> tuple[Tensor, Order]:
+    def __call__(self) -> tuple[Tensor, Indices]:
         return self._stock.fetch(self._rows, self._draw), np.arange(len(self._rows))

@@ -17,28 +17,28 @@ import torch
 from torch import Tensor
 
 from convolve.data.dataset import Labels, Split, Targets
-from convolve.data.loader.in_memory import MemoryStock
+from convolve.data.loader.in_memory import InMemoryFetcher
 from convolve.data.transforms.augment import NO_AUGMENT, Augment
-from convolve.data.transforms.mixup import NO_MIXING, Mixer, Recipe
+from convolve.data.transforms.mixup import NO_MIXING, Mixer, MixPlanner
 from convolve.data.transforms.normalize import Transform
-from convolve.rng import Draw, Order, epoch_order
+from convolve.rng import Indices, SampleRNG, epoch_permutation
 
-Pixels = Callable[[], tuple[Tensor, Order]]
+Pixels = Callable[[], tuple[Tensor, Indices]]
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplicaShard:
     """Which share of every window one replica takes."""
 
     index: int = 0
     count: int = 1
 
 
-WHOLE = Part()
+WHOLE = ReplicaShard()
 
 
 @dataclass(frozen=True)
-class Batch:
+class MicroBatch:
     """One micro batch. `labels` are the base labels, which accuracy counts against; `mixed` is what the loss learns
     from instead where images were mixed; `first` is the position of the first sample inside the window."""
 
@@ -54,13 +54,13 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Window:
+class StepBatch:
     """The micro batches of one step that this replica runs.
 
     `samples` is how far the whole window, over all replicas, moves the position.
     """
 
-    batches: tuple[Batch, ...]
+    batches: tuple[MicroBatch, ...]
     samples: int
     left_out: int = 0
 
@@ -81,31 +81,33 @@ class Loader(Protocol):
 
     def __len__(self) -> int: ...
 
-    def windows(self, seed: int, position: int, sizes: tuple[int, int], part: Part = WHOLE) -> Iterator[Window]:
+    def windows(
+        self, seed: int, position: int, sizes: tuple[int, int], part: ReplicaShard = WHOLE
+    ) -> Iterator[StepBatch]:
         """Windows from a position on, for ever; `sizes` are the micro batch and the global batch."""
 
-    def batches(self, size: int, part: Part = WHOLE) -> Iterator[Batch]:
+    def batches(self, size: int, part: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
         """Every sample once, in storage order."""
 
 
-class Stock(Protocol):
+class Fetcher(Protocol):
     """Samples that can be fetched by number."""
 
     labels: Labels
     ahead: int
     skipped: list[str]
 
-    def begin(self, rows: Order, draw: Draw | None) -> Pixels:
+    def begin(self, rows: Indices, draw: SampleRNG | None) -> Pixels:
         """Start to fetch samples, augmented if there is a draw; the call gives pixels [N, H, W, C] and the places in
         `rows` that could be read."""
 
 
-class StockLoader:
+class FetchingLoader:
     """Windows and batches of a stock: begun `stock.ahead` in advance, normalised on `site`, mixed on the device."""
 
     def __init__(
         self,
-        stock: Stock,
+        stock: Fetcher,
         transform: Transform,
         device: torch.device,
         mixer: Mixer = NO_MIXING,
@@ -127,9 +129,11 @@ class StockLoader:
         """Names of the samples that could not be read so far."""
         return self._stock.skipped
 
-    def windows(self, seed: int, position: int, sizes: tuple[int, int], part: Part = WHOLE) -> Iterator[Window]:
+    def windows(
+        self, seed: int, position: int, sizes: tuple[int, int], part: ReplicaShard = WHOLE
+    ) -> Iterator[StepBatch]:
         """Windows from a position on, for ever; `sizes` are the micro batch and the global batch."""
-        begun: deque[_BegunWindow] = deque()
+        begun: deque[_PendingStep] = deque()
         plans = self._plan(seed, position, sizes[1])
         while True:
             while len(begun) <= self._stock.ahead:
@@ -137,10 +141,10 @@ class StockLoader:
                 begun.append(self._begin(rows, draw, sizes[0], part))
             yield self._finish(begun.popleft())
 
-    def batches(self, size: int, part: Part = WHOLE) -> Iterator[Batch]:
+    def batches(self, size: int, part: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
         """Every sample once, in storage order."""
         starts = list(range(0, len(self), size))[part.index :: part.count]
-        begun: deque[tuple[Order, Pixels]] = deque()
+        begun: deque[tuple[Indices, Pixels]] = deque()
         for start in starts:
             rows = np.arange(start, min(start + size, len(self)))
             begun.append((rows, self._stock.begin(rows, None)))
@@ -149,30 +153,30 @@ class StockLoader:
         while begun:
             yield self._plain(*begun.popleft())
 
-    def _plan(self, seed: int, position: int, global_batch_size: int) -> Iterator[tuple[Order, Draw]]:
+    def _plan(self, seed: int, position: int, global_batch_size: int) -> Iterator[tuple[Indices, SampleRNG]]:
         while True:
             epoch, offset = divmod(position, len(self))
-            order = epoch_order(seed, epoch, len(self))
+            order = epoch_permutation(seed, epoch, len(self))
             for start in range(offset, len(self), global_batch_size):
-                yield order[start : start + global_batch_size], Draw(seed, epoch)
+                yield order[start : start + global_batch_size], SampleRNG(seed, epoch)
             position = (epoch + 1) * len(self)
 
-    def _begin(self, rows: Order, draw: Draw, micro_batch_size: int, part: Part) -> "_BegunWindow":
+    def _begin(self, rows: Indices, draw: SampleRNG, micro_batch_size: int, part: ReplicaShard) -> "_PendingStep":
         recipe = self._mixer.plan(len(rows), (draw.seed, draw.epoch, int(rows[0])))
         firsts = list(range(0, len(rows), micro_batch_size))[part.index :: part.count]
         places = [np.arange(first, min(first + micro_batch_size, len(rows))) for first in firsts]
         needed = [recipe.needed(place) for place in places]
         pixels = [self._stock.begin(rows[place], draw) for place in needed]
-        return _BegunWindow(rows, places, needed, pixels, recipe)
+        return _PendingStep(rows, places, needed, pixels, recipe)
 
-    def _finish(self, begun: "_BegunWindow") -> Window:
+    def _finish(self, begun: "_PendingStep") -> StepBatch:
         started = time.perf_counter()
         parts = [self._mix(begun, index) for index in range(len(begun.places))]
         self.waited_seconds += time.perf_counter() - started
         lost = sum(len(place) for place in begun.places) - sum(len(batch.labels) for batch in parts)
-        return Window(tuple(batch for batch in parts if len(batch.labels)), len(begun.rows), lost)
+        return StepBatch(tuple(batch for batch in parts if len(batch.labels)), len(begun.rows), lost)
 
-    def _mix(self, begun: "_BegunWindow", index: int) -> Batch:
+    def _mix(self, begun: "_PendingStep", index: int) -> MicroBatch:
         """One micro batch: its own samples come first among the needed ones, their partners after them."""
         place, needed = begun.places[index], begun.needed[index]
         pixels, kept = begun.pixels[index]()
@@ -180,32 +184,32 @@ class StockLoader:
         labels = self._labels_of(begun.rows[needed[kept]])
         if len(kept) < len(needed):  # a broken partner: this micro batch is learned from unmixed
             own = int((kept < len(place)).sum())
-            return Batch(images[:own], labels[:own], int(place[0]))
+            return MicroBatch(images[:own], labels[:own], int(place[0]))
         images, targets = begun.recipe.apply(images, labels, place, needed)
-        return Batch(images, labels[: len(place)], int(place[0]), targets)
+        return MicroBatch(images, labels[: len(place)], int(place[0]), targets)
 
-    def _plain(self, rows: Order, fetch: Pixels) -> Batch:
+    def _plain(self, rows: Indices, fetch: Pixels) -> MicroBatch:
         pixels, kept = fetch()
         labels = self._labels_of(rows[kept])
-        return Batch(self._normalise(pixels), labels, 0)
+        return MicroBatch(self._normalise(pixels), labels, 0)
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         return self._transform(pixels.to(self._site)).to(self._device)
 
-    def _labels_of(self, rows: Order) -> Tensor:
+    def _labels_of(self, rows: Indices) -> Tensor:
         return self._labels.index_select(0, torch.from_numpy(rows).to(self._device))
 
 
 @dataclass(frozen=True)
-class _BegunWindow:
-    rows: Order
-    places: Sequence[Order]
-    needed: Sequence[Order]
+class _PendingStep:
+    rows: Indices
+    places: Sequence[Indices]
+    needed: Sequence[Indices]
     pixels: Sequence[Pixels]
-    recipe: Recipe
+    recipe: MixPlanner
 
 
-class MemoryLoader(StockLoader):
+class MemoryLoader(FetchingLoader):
     """Batches of a split in memory."""
 
     def __init__(
@@ -216,4 +220,4 @@ class MemoryLoader(StockLoader):
         augment: Augment = NO_AUGMENT,
         mixer: Mixer = NO_MIXING,
     ) -> None:
-        super().__init__(MemoryStock(split, transform, device, augment), transform, device, mixer)
+        super().__init__(InMemoryFetcher(split, transform, device, augment), transform, device, mixer)

@@ -19,26 +19,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from convolve.data.catalog import Entry
+from convolve.data.catalog import DatasetInfo
 from convolve.data.dataset import Images, Labels, Split, make_split
 from convolve.errors import DataError
 
 _PIXELS = 3 * 32 * 32
 
 
-def read_binary(folder: Path, entry: Entry) -> tuple[Split, Split] | None:
+def read_binary(folder: Path, entry: DatasetInfo) -> tuple[Split, Split] | None:
     """The splits of the binary version; None where no file of it is there."""
     names = [file.name for file in entry.files]
     return _read(folder, names, entry, lambda path: _read_records(path, entry))
 
 
-def read_python(folder: Path, entry: Entry) -> tuple[Split, Split] | None:
+def read_python(folder: Path, entry: DatasetInfo) -> tuple[Split, Split] | None:
     """The splits of the python version; None where no file of it is there."""
     names = [file.name.removesuffix(".bin") for file in entry.files]
     return _read(folder, names, entry, lambda path: _read_pickled(path, entry))
 
 
-def _read(folder: Path, names: list[str], entry: Entry, read: Any) -> tuple[Split, Split] | None:
+def _read(folder: Path, names: list[str], entry: DatasetInfo, read: Any) -> tuple[Split, Split] | None:
     missing = [name for name in names if not (folder / name).is_file()]
     if len(missing) == len(names):
         return None
@@ -48,13 +48,13 @@ def _read(folder: Path, names: list[str], entry: Entry, read: Any) -> tuple[Spli
     return _join(parts[:-1], folder, entry), _join(parts[-1:], folder, entry)
 
 
-def _join(parts: list[tuple[Images, Labels]], folder: Path, entry: Entry) -> Split:
+def _join(parts: list[tuple[Images, Labels]], folder: Path, entry: DatasetInfo) -> Split:
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     planes = torch.from_numpy(images).view(-1, 3, 32, 32).permute(0, 2, 3, 1)
     return make_split(planes.contiguous().numpy(), labels, classes=len(entry.classes), where=str(folder))
 
 
-def _read_records(path: Path, entry: Entry) -> tuple[Images, Labels]:
+def _read_records(path: Path, entry: DatasetInfo) -> tuple[Images, Labels]:
     labels = 1 if len(entry.classes) <= 10 else 2
     size = path.stat().st_size
     if size > entry.limit or size % (labels + _PIXELS) or not size:
@@ -63,7 +63,7 @@ def _read_records(path: Path, entry: Entry) -> tuple[Images, Labels]:
     return records[:, labels:], records[:, labels - 1].astype(np.int64)
 
 
-def _read_pickled(path: Path, entry: Entry) -> tuple[Images, Labels]:
+def _read_pickled(path: Path, entry: DatasetInfo) -> tuple[Images, Labels]:
     fields = read_fields(path, limit=entry.limit)
     labels = fields.get(b"labels") if len(entry.classes) <= 10 else fields.get(b"fine_labels")
     data = fields.get(b"data")

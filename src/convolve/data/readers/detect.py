@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from convolve.data.dataset import Dataset, Images, Samples, Split
-from convolve.data.image_io import decode_picture
-from convolve.data.loader.decoding import Gallery
+from convolve.data.image_io import decode_image
+from convolve.data.loader.decoding import EncodedImages
 from convolve.data.readers import raw_store, tfrecord, webdataset
 from convolve.data.readers.image_folder import (
     find_splits,
@@ -27,14 +27,14 @@ NAME = "pictures"
 _SMALL = 64
 
 
-LOOKED_FOR = (
+SUPPORTED_LAYOUTS = (
     "train/ and val/ with a folder for each class, folders of classes, train-*.tar and validation-*.tar, "
     "train-00000-of-01024 and its companions, a TFDS folder, or a store made by `convolve data prepare`"
 )
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedData:
     """The picture data in a folder: its kind, its splits, and the names of its classes."""
 
     kind: str
@@ -43,15 +43,15 @@ class Found:
     classes: tuple[str, ...]
 
 
-def open_pictures(root: Path, origin: str, progress: Progress) -> Dataset | None:
+def open_images(root: Path, origin: str, progress: Progress) -> Dataset | None:
     """The picture data in a folder as a data set; None where there is none."""
-    found = find_pictures(root, progress)
+    found = detect_images(root, progress)
     if found is None:
         return None
     return Dataset(NAME, found.train, found.test, found.classes, f"{origin} ({found.kind})")
 
 
-def find_pictures(root: Path, progress: Progress) -> Found | None:
+def detect_images(root: Path, progress: Progress) -> DetectedData | None:
     """The picture data in a folder; None where there is none, an error where it is incomplete or damaged."""
     if not root.is_dir():
         return None
@@ -65,16 +65,16 @@ def find_pictures(root: Path, progress: Progress) -> Found | None:
     return None
 
 
-def _find_raw(root: Path, progress: Progress) -> Found | None:
+def _find_raw(root: Path, progress: Progress) -> DetectedData | None:
     facts = webdataset.read_metadata(root)
     if facts.get("format") != raw_store.FORMAT:
         return None
     classes = _class_names(facts, root, 0)
-    train, test = (Gallery(raw_store.open_raw(root, split, len(classes))) for split in ("train", "validation"))
-    return Found("raw store", train, test, classes)
+    train, test = (EncodedImages(raw_store.open_raw(root, split, len(classes))) for split in ("train", "validation"))
+    return DetectedData("raw store", train, test, classes)
 
 
-def _find_tars(root: Path, progress: Progress) -> Found | None:
+def _find_tars(root: Path, progress: Progress) -> DetectedData | None:
     shards = webdataset.find_shards(root)
     if shards is None:
         return None
@@ -88,7 +88,7 @@ def _find_tars(root: Path, progress: Progress) -> Found | None:
     return _found("WebDataset", train, test, webdataset.read_metadata(root), root)
 
 
-def _find_records(root: Path, progress: Progress) -> Found | None:
+def _find_records(root: Path, progress: Progress) -> DetectedData | None:
     for kind, find in (("ImageNet TFRecord", tfrecord.find_imagenet), ("TFDS", tfrecord.find_tfds)):
         shards = find(root)
         if shards is not None:
@@ -103,28 +103,28 @@ def _find_records(root: Path, progress: Progress) -> Found | None:
     return None
 
 
-def _find_folders(root: Path, progress: Progress) -> Found | None:
+def _find_folders(root: Path, progress: Progress) -> DetectedData | None:
     splits = find_splits(root)
     if splits is not None:
         classes = tuple(folder.name for folder in list_folders(splits[0]))
         train, test = (index_folder(root, split, classes, progress) for split in splits)
-        return Found("folders", Gallery(train), Gallery(test), classes)
+        return DetectedData("folders", EncodedImages(train), EncodedImages(test), classes)
     if not holds_class_folders(root):
         return None
     classes = tuple(folder.name for folder in list_folders(root))
     whole = index_folder(root, root, classes, progress)
     train, test = (whole.take(rows) for rows in split_by_hash(whole))
-    return Found("folders without a split", Gallery(train), Gallery(test), classes)
+    return DetectedData("folders without a split", EncodedImages(train), EncodedImages(test), classes)
 
 
-def _found(kind: str, train: Index, test: Index, facts: dict[str, Any], root: Path) -> Found:
+def _found(kind: str, train: Index, test: Index, facts: dict[str, Any], root: Path) -> DetectedData:
     highest = int(max(train.labels.max(), test.labels.max()))
     lowest = int(min(train.labels.min(), test.labels.min()))
     classes = _class_names(facts, root, highest + 1)
     if lowest < 0 or highest >= len(classes):
         wrong = lowest if lowest < 0 else highest
         raise DataError(f"{root}: label {wrong}: must be 0 to {len(classes) - 1}; get an undamaged copy")
-    return Found(kind, Gallery(train), Gallery(test), classes)
+    return DetectedData(kind, EncodedImages(train), EncodedImages(test), classes)
 
 
 def _class_names(facts: dict[str, Any], root: Path, count: int) -> tuple[str, ...]:
@@ -141,10 +141,10 @@ def count_classes(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
     return dict(zip(classes, counts, strict=True))
 
 
-def bring_into_memory(dataset: Dataset, budget: int, progress: Progress) -> Dataset:
+def load_into_memory(dataset: Dataset, budget: int, progress: Progress) -> Dataset:
     """The same data set decoded, if its pictures are small, all of one size, and fit the budget in bytes."""
     train, test = dataset.train, dataset.test
-    if not (isinstance(train, Gallery) and isinstance(test, Gallery)):
+    if not (isinstance(train, EncodedImages) and isinstance(test, EncodedImages)):
         return dataset
     first = _pixels(train, 0)
     if first is None or max(first.shape) > _SMALL or (len(train) + len(test)) * first.size > budget:
@@ -155,14 +155,14 @@ def bring_into_memory(dataset: Dataset, budget: int, progress: Progress) -> Data
     return Dataset(dataset.name, splits[0], splits[1], dataset.classes, f"{dataset.origin}, in memory")
 
 
-def _pixels(gallery: Gallery, row: int) -> Images | None:
+def _pixels(gallery: EncodedImages, row: int) -> Images | None:
     data = gallery.source.read(row)
     if not isinstance(data, bytes):
         return data
-    return decode_picture(data, Path(gallery.source.name(row)), channels=3)
+    return decode_image(data, Path(gallery.source.name(row)), channels=3)
 
 
-def _decode_all(gallery: Gallery, shape: tuple[int, ...], progress: Progress) -> Split | None:
+def _decode_all(gallery: EncodedImages, shape: tuple[int, ...], progress: Progress) -> Split | None:
     """All pictures; None as soon as one has another size."""
     images = np.empty((len(gallery), *shape), np.uint8)
     for row in range(len(gallery)):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.readers.index import WHOLE_FILE, Index, Place, make_index, recall_index, stamp_files
+from convolve.data.readers.index import WHOLE_FILE, Index, SampleLocation, load_or_build, make_index, signature
 from convolve.download import Progress
 from convolve.errors import DataError
-from convolve.rng import Order
+from convolve.rng import Indices
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 
 
 TEST_NAMES = ("validation", "val", "valid", "test")
@@ -53,11 +53,11 @@ def find_splits(root: Path) -> tuple[Path, Path] | None:
 def holds_class_folders(root: Path) -> bool:
     """Whether the folders inside look like classes: two or more, each with a picture among its first files."""
     folders = list_folders(root)
-    return len(folders) >= 2 and all(_first_picture(folder) for folder in folders[:3])
+    return len(folders) >= 2 and all(_first_image(folder) for folder in folders[:3])
 
 
-def _first_picture(folder: Path) -> bool:
-    return any(item.suffix.lower() in ENDINGS for _, item in zip(range(50), folder.iterdir(), strict=False))
+def _first_image(folder: Path) -> bool:
+    return any(item.suffix.lower() in EXTENSIONS for _, item in zip(range(50), folder.iterdir(), strict=False))
 
 
 def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Progress) -> Index:
@@ -68,40 +68,42 @@ def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Pr
         raise DataError(f"{split / unknown[0]}: no class of that name is in train/; move or remove it")
     boxes_file = root / BOXES_FILE
     watched = [*folders, *([boxes_file] if boxes_file.is_file() else [])]
-    stamp = stamp_files(root, watched)
+    stamp = signature(root, watched)
 
     def build() -> Index:
         boxes = read_boxes(boxes_file) if boxes_file.is_file() else {}
-        files = [str(path.relative_to(root)) for path in _list_pictures(folders, progress)]
+        files = [str(path.relative_to(root)) for path in _list_images(folders, progress)]
         label_of = {name: label for label, name in enumerate(classes)}
         places = (
-            Place(number, 0, WHOLE_FILE, label_of[Path(file).parent.name], file, boxes.get(Path(file).name, ()))
+            SampleLocation(
+                number, 0, WHOLE_FILE, label_of[Path(file).parent.name], file, boxes.get(Path(file).name, ())
+            )
             for number, file in enumerate(files)
         )
         return make_index(root, files, places)
 
-    return recall_index(root, f"folder {split.name}", stamp, build)
+    return load_or_build(root, f"folder {split.name}", stamp, build)
 
 
-def _list_pictures(folders: list[Path], progress: Progress) -> Iterator[Path]:
+def _list_images(folders: list[Path], progress: Progress) -> Iterator[Path]:
     done = 0
     for folder in folders:
-        for path in sorted((item for item in folder.iterdir() if item.suffix.lower() in ENDINGS), key=_by_name):
+        for path in sorted((item for item in folder.iterdir() if item.suffix.lower() in EXTENSIONS), key=_by_name):
             yield path
             done += 1
             if done % _REPORT_EVERY == 0:
                 progress("list pictures", done, None)
 
 
-def split_by_hash(index: Index) -> tuple[Order, Order]:
+def split_by_hash(index: Index) -> tuple[Indices, Indices]:
     """Rows for training and for testing: a picture's own name decides, so that new pictures move no old one."""
-    chosen = np.array([_is_for_testing(name) for name in index.names])
+    chosen = np.array([_is_test_sample(name) for name in index.names])
     if chosen.all() or not chosen.any():
         chosen = np.arange(len(index)) % _TENTHS == 0
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def _is_for_testing(name: str) -> bool:
+def _is_test_sample(name: str) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big") % _TENTHS == 0
 
 

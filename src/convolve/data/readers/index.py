@@ -20,7 +20,7 @@ from convolve.data.dataset import Images, Labels
 from convolve.download import Progress
 from convolve.errors import DataError
 from convolve.kernels.jpeg import Jpeg, read_jpegs
-from convolve.rng import Order
+from convolve.rng import Indices
 
 WHOLE_FILE = -1
 
@@ -35,7 +35,7 @@ _USUAL_SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
-class Place:
+class SampleLocation:
     """One sample while an index is made; `boxes` are left, top, right, bottom of objects as shares of the picture."""
 
     file: int
@@ -101,7 +101,7 @@ class Index:
         """Boxes [K, 4] of the objects in a picture."""
         return self.boxes[self.box_starts[row] : self.box_starts[row + 1]]
 
-    def take(self, rows: Order) -> "Index":
+    def take(self, rows: Indices) -> "Index":
         """Some of the samples."""
         kept = [self.objects(row) for row in rows.tolist()]
         starts = np.cumsum([0, *map(len, kept)])
@@ -110,7 +110,7 @@ class Index:
         return Index(self.root, self.files, self.places[rows], self.labels[rows], names, boxes, starts)
 
 
-def make_index(root: Path, files: Sequence[str], places: Iterable[Place]) -> Index:
+def make_index(root: Path, files: Sequence[str], places: Iterable[SampleLocation]) -> Index:
     """An index of the given places."""
     found = list(places)
     if not found:
@@ -126,7 +126,7 @@ def make_index(root: Path, files: Sequence[str], places: Iterable[Place]) -> Ind
     )
 
 
-def stamp_files(root: Path, paths: Iterable[Path]) -> str:
+def signature(root: Path, paths: Iterable[Path]) -> str:
     """A hash of names, sizes and times: what an index depends on."""
     digest = hashlib.sha256(_FORMAT.encode())
     for path in paths:
@@ -135,7 +135,7 @@ def stamp_files(root: Path, paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def recall_index(root: Path, what: str, stamp: str, build: Callable[[], Index]) -> Index:
+def load_or_build(root: Path, what: str, stamp: str, build: Callable[[], Index]) -> Index:
     """The index of one split from the cache, or built and kept there; without a writable cache it costs time."""
     path = _cache_path(root, what)
     index = _load(path, root, stamp)
@@ -146,18 +146,22 @@ def recall_index(root: Path, what: str, stamp: str, build: Callable[[], Index]) 
 
 
 def index_shards(
-    root: Path, shards: Sequence[Path], what: str, read_places: Callable[[Path, int], list[Place]], progress: Progress
+    root: Path,
+    shards: Sequence[Path],
+    what: str,
+    read_places: Callable[[Path, int], list[SampleLocation]],
+    progress: Progress,
 ) -> Index:
     """The samples of one split in the order of its files; `read_places` finds those of one file, given its number."""
 
     def build() -> Index:
-        places: list[Place] = []
+        places: list[SampleLocation] = []
         for number, path in enumerate(shards):
             progress(f"index {what}", number, len(shards))
             places += read_places(path, number)
         return make_index(root, [path.name for path in shards], places)
 
-    return recall_index(root, what, stamp_files(root, shards), build)
+    return load_or_build(root, what, signature(root, shards), build)
 
 
 def _cache_path(root: Path, what: str) -> Path:
@@ -210,10 +214,10 @@ def _load(path: Path, root: Path, stamp: str) -> Index | None:
             )
     except (OSError, ValueError, KeyError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error):
         return None
-    return index if _is_sound(index) else None
+    return index if _is_valid(index) else None
 
 
-def _is_sound(index: Index) -> bool:
+def _is_valid(index: Index) -> bool:
     count = len(index.labels)
     return (
         index.places.shape == (count, 3)

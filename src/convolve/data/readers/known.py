@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from convolve.data.catalog import Entry, IdxFile
+from convolve.data.catalog import DatasetInfo, IdxFile
 from convolve.data.dataset import Split, make_split
-from convolve.data.fingerprint import recognise_labels
+from convolve.data.fingerprint import recognize_labels
 from convolve.data.readers.cifar import read_binary, read_python
 from convolve.data.readers.mnist import read_images, read_labels, read_npz
 from convolve.data.readers.tfrecord import read_examples
@@ -27,7 +27,7 @@ _ZIP_MAGIC = b"PK"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
-def read_place(place: Path, entry: Entry, progress: Progress) -> Splits | None:
+def read_place(place: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     """The training and test split of `entry` in a folder or in a subfolder named after it; None when it is not there.
 
     What is there but damaged, incomplete or another known data set is an error.
@@ -43,7 +43,7 @@ def read_place(place: Path, entry: Entry, progress: Progress) -> Splits | None:
     return None
 
 
-def describe_layouts(entry: Entry) -> str:
+def describe_layouts(entry: DatasetInfo) -> str:
     """What `read_place` looks for, for an error message."""
     subfolders = ", ".join(f"{name}/" for name in entry.folders)
     if entry.layout == "cifar":
@@ -55,13 +55,13 @@ def describe_layouts(entry: Entry) -> str:
     )
 
 
-def _checked(splits: Splits, entry: Entry, place: Path) -> Splits:
+def _checked(splits: Splits, entry: DatasetInfo, place: Path) -> Splits:
     train, test = splits
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
             f"{place}: training images of {train.images.shape[1:]} but test images of {test.images.shape[1:]}"
         )
-    known = recognise_labels(test)
+    known = recognize_labels(test)
     if known is not None and known.name != entry.name:
         raise DataError(
             f"{place}: holds {known.name}, not {entry.name}; set --dataset {known.name} or another --data-dir"
@@ -70,12 +70,15 @@ def _checked(splits: Splits, entry: Entry, place: Path) -> Splits:
 
 
 def _join(
-    parts: tuple[Path, Path], images: np.typing.NDArray[np.uint8], labels: np.typing.NDArray[np.int64], entry: Entry
+    parts: tuple[Path, Path],
+    images: np.typing.NDArray[np.uint8],
+    labels: np.typing.NDArray[np.int64],
+    entry: DatasetInfo,
 ) -> Split:
     return make_split(images, labels, classes=len(entry.classes), where=" and ".join(map(str, parts)))
 
 
-def _read_idx_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+def _read_idx_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     found = [_find_idx(folder, file) for file in entry.files]
     missing = [file.name for file, path in zip(entry.files, found, strict=True) if path is None]
     if len(missing) == len(found):
@@ -95,11 +98,11 @@ def _read_idx_folder(folder: Path, entry: Entry, progress: Progress) -> Splits |
     return train, test
 
 
-def _read_binary_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+def _read_binary_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     return read_binary(folder, entry)
 
 
-def _read_python_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+def _read_python_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     return read_python(folder, entry)
 
 
@@ -109,16 +112,16 @@ def _find_idx(folder: Path, file: IdxFile) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _npz_names(entry: Entry) -> tuple[str, ...]:
+def _npz_names(entry: DatasetInfo) -> tuple[str, ...]:
     return (f"{entry.name}.npz", f"{_tfds_name(entry)}.npz")
 
 
-def _read_npz_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+def _read_npz_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     path = next((folder / name for name in _npz_names(entry) if (folder / name).is_file()), None)
     return None if path is None else _read_npz_file(path, entry)
 
 
-def _read_npz_file(path: Path, entry: Entry) -> Splits:
+def _read_npz_file(path: Path, entry: DatasetInfo) -> Splits:
     with path.open("rb") as file:
         if file.read(2) != _ZIP_MAGIC:
             raise DataError(f"{path}: neither a folder nor an npz file; it must be one to hold {entry.name}")
@@ -126,11 +129,11 @@ def _read_npz_file(path: Path, entry: Entry) -> Splits:
     return _join((path, path), x_train, y_train, entry), _join((path, path), x_test, y_test, entry)
 
 
-def _tfds_name(entry: Entry) -> str:
+def _tfds_name(entry: DatasetInfo) -> str:
     return entry.name.replace("-", "_")
 
 
-def _read_tfds_folder(folder: Path, entry: Entry, progress: Progress) -> Splits | None:
+def _read_tfds_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
     for place in (folder, folder / _TFDS_VERSION):
         shards = [_find_shards(place, f"{_tfds_name(entry)}-{split}.tfrecord") for split in ("train", "test")]
         if all(shards):
@@ -151,7 +154,7 @@ def _find_shards(folder: Path, stem: str) -> list[Path]:
     return paths
 
 
-def _read_shards(paths: list[Path], entry: Entry, progress: Progress) -> Split:
+def _read_shards(paths: list[Path], entry: DatasetInfo, progress: Progress) -> Split:
     parts = [read_examples(path, progress, limit=entry.limit) for path in paths]
     if len({images.shape[1:] for images, _ in parts}) > 1:
         raise DataError(f"{paths[0].parent}: shards with images of different sizes; get an undamaged copy")
@@ -159,7 +162,7 @@ def _read_shards(paths: list[Path], entry: Entry, progress: Progress) -> Split:
     return _join((paths[0], paths[-1]), images, labels, entry)
 
 
-_READERS: dict[str, tuple[Callable[[Path, Entry, Progress], Splits | None], ...]] = {
+_READERS: dict[str, tuple[Callable[[Path, DatasetInfo, Progress], Splits | None], ...]] = {
     "idx": (_read_idx_folder, _read_npz_folder, _read_tfds_folder),
     "cifar": (_read_binary_folder, _read_python_folder),
 }

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from convolve.data.dataset import Images, Labels
 from convolve.errors import DataError
 from convolve.kernels.jpeg import Jpeg
-from convolve.rng import Order
+from convolve.rng import Indices
 
 FORMAT = "convolve raw store"
 
@@ -23,13 +23,13 @@ _NO_OBJECTS = np.empty((0, 4), np.float32)
 
 
 @dataclass(frozen=True)
-class RawSource:
+class RawReader:
     """Memory-mapped pictures; `rows` are the ones that are offered."""
 
     path: Path
     images: Images
     labels: Labels
-    rows: Order
+    rows: Indices
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,12 +51,12 @@ class RawSource:
         """A raw store keeps no boxes."""
         return _NO_OBJECTS
 
-    def take(self, rows: Order) -> "RawSource":
+    def take(self, rows: Indices) -> "RawReader":
         """Some of the pictures."""
-        return RawSource(self.path, self.images, self.labels[rows], self.rows[rows])
+        return RawReader(self.path, self.images, self.labels[rows], self.rows[rows])
 
 
-def open_raw(root: Path, split: str, classes: int) -> RawSource:
+def open_raw(root: Path, split: str, classes: int) -> RawReader:
     """One split of a raw store."""
     path = root / f"{split}-images.npy"
     images, labels = (_map(root / f"{split}-{part}.npy") for part in ("images", "labels"))
@@ -66,7 +66,7 @@ def open_raw(root: Path, split: str, classes: int) -> RawSource:
         )
     if labels.dtype != np.int64 or not len(labels) or labels.min() < 0 or labels.max() >= classes:
         raise DataError(f"{path}: labels must be 0 to {classes - 1}; make the store anew")
-    return RawSource(path, images, np.array(labels), np.arange(len(labels)))
+    return RawReader(path, images, np.array(labels), np.arange(len(labels)))
 
 
 def _map(path: Path) -> npt.NDArray[Any]:

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from convolve.data.dataset import LARGEST_SIDE, Images, Labels
+from convolve.data.dataset import MAX_SIDE, Images, Labels
 from convolve.data.readers.crc32c import Offsets, crc32c_ranges, mask
-from convolve.data.readers.index import Index, Place, index_shards
+from convolve.data.readers.index import Index, SampleLocation, index_shards
 from convolve.data.readers.mnist import DEFAULT_LIMIT
 from convolve.download import Progress
 from convolve.errors import DataError
@@ -223,8 +223,8 @@ def _read_example(record: memoryview, path: Path, number: int) -> tuple[Images, 
 def _decode_png(encoded: bytes, path: Path, number: int) -> Images:
     try:
         with Image.open(io.BytesIO(encoded), formats=["PNG"]) as picture:
-            if max(picture.size) > LARGEST_SIDE:
-                raise _damage(path, number, f"image of {picture.size}, sides must be at most {LARGEST_SIDE}")
+            if max(picture.size) > MAX_SIDE:
+                raise _damage(path, number, f"image of {picture.size}, sides must be at most {MAX_SIDE}")
             if picture.mode not in ("L", "RGB"):
                 raise _damage(path, number, f"image of mode {picture.mode}, must be grey or RGB")
             pixels = np.asarray(picture)
@@ -298,7 +298,7 @@ def index_records(root: Path, shards: list[Path], what: str, progress: Progress)
     return index_shards(root, shards, f"tfrecord {what}", read_places, progress)
 
 
-def read_places(path: Path, number: int) -> list[Place]:
+def read_places(path: Path, number: int) -> list[SampleLocation]:
     """The samples of one file, every CRC checked."""
     places = []
     at = 0
@@ -311,7 +311,7 @@ def read_places(path: Path, number: int) -> list[Place]:
     return places
 
 
-def _read_place(path: Path, number: int, position: int, start: int, record: memoryview) -> Place:
+def _read_place(path: Path, number: int, position: int, start: int, record: memoryview) -> SampleLocation:
     where = f"{path}: record {position}"
     try:
         features = parse_example(record)
@@ -325,7 +325,7 @@ def _read_place(path: Path, number: int, position: int, start: int, record: memo
         raise DataError(f"{where}: has features {', '.join(sorted(features))}: needs {needed}")
     # The same bytes at an earlier place of the record would be the same picture, so the first match is right.
     offset = start + bytes(record).index(encoded[0])
-    return Place(number, offset, len(encoded[0]), label[0] - from_one, f"{position}", _read_boxes(features))
+    return SampleLocation(number, offset, len(encoded[0]), label[0] - from_one, f"{position}", _read_boxes(features))
 
 
 def _read_boxes(features: dict[str, Feature]) -> tuple[tuple[float, float, float, float], ...]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from convolve.data.readers.image_folder import ENDINGS
-from convolve.data.readers.index import Index, Place, index_shards
+from convolve.data.readers.image_folder import EXTENSIONS
+from convolve.data.readers.index import Index, SampleLocation, index_shards
 from convolve.download import Progress
 from convolve.errors import DataError
 
@@ -62,7 +62,7 @@ def index_tars(root: Path, shards: list[Path], what: str, progress: Progress) ->
     return index_shards(root, shards, f"tar {what}", read_places, progress)
 
 
-def read_places(path: Path, number: int) -> list[Place]:
+def read_places(path: Path, number: int) -> list[SampleLocation]:
     """The samples of one tar."""
     places = []
     try:
@@ -114,8 +114,8 @@ def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str
 
 def _read_sample(
     archive: tarfile.TarFile, path: Path, number: int, key: str, members: dict[str, tarfile.TarInfo]
-) -> Place:
-    picture = next((member for ending, member in members.items() if f".{ending}" in ENDINGS), None)
+) -> SampleLocation:
+    picture = next((member for ending, member in members.items() if f".{ending}" in EXTENSIONS), None)
     if picture is None:
         raise DataError(f"{path}: sample {key}: no picture among {', '.join(members)}; needs a jpg, png or the like")
     facts: Any = json.loads(_read_text(archive, members["json"])) if "json" in members else {}
@@ -126,7 +126,7 @@ def _read_sample(
         boxes = _read_boxes(facts.get("bbox"))
     except (TypeError, ValueError):
         raise DataError(f"{path}: sample {key}: label {text!r:.40} or its bbox is not a number") from None
-    return Place(number, picture.offset_data, picture.size, label, key, boxes)
+    return SampleLocation(number, picture.offset_data, picture.size, label, key, boxes)
 
 
 def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:

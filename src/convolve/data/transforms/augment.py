@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.data.transforms.randaugment import jitter_colours, randomise
-from convolve.rng import Draw, Order
+from convolve.data.transforms.randaugment import jitter_colors, randaugment
+from convolve.rng import Indices, SampleRNG
 
 Range: TypeAlias = tuple[float, float]
 
@@ -95,7 +95,7 @@ def draw_boxes(
     return np.array([draw_box(row, size, area, aspect) for row in numbers.tolist()], np.int64).reshape(-1, 4)
 
 
-def centre_box(size: tuple[int, int], share: float) -> Box:
+def center_box(size: tuple[int, int], share: float) -> Box:
     """The centred square whose side is `share` of the shorter side."""
     height, width = size
     side = max(1, round(min(height, width) * share))
@@ -127,15 +127,15 @@ class Augment:
     layers: int = 0
     magnitude: float = 9.0
 
-    def colours(self, pixels: Tensor, samples: Order, draw: Draw) -> Tensor:
+    def colours(self, pixels: Tensor, samples: Indices, draw: SampleRNG) -> Tensor:
         """RandAugment and changes of colour."""
         if not self.layers and not any(self.jitter):
             return pixels
         images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        images = randomise(images, samples, draw, self.layers, self.magnitude)
-        return jitter_colours(images, draw.numbers(samples, 3, "colours"), self.jitter).permute(0, 2, 3, 1)
+        images = randaugment(images, samples, draw, self.layers, self.magnitude)
+        return jitter_colors(images, draw.numbers(samples, 3, "colours"), self.jitter).permute(0, 2, 3, 1)
 
-    def cut(self, pixels: Tensor, samples: Order, draw: Draw, fill: Tensor) -> Tensor:
+    def cut(self, pixels: Tensor, samples: Indices, draw: SampleRNG, fill: Tensor) -> Tensor:
         """Fill a square around a random place (cutout), or a random rectangle with a probability (erase)."""
         if self.cutout:
             numbers = draw.numbers(samples, 2, "cutout")
@@ -178,7 +178,7 @@ def crop_padded(padded: Tensor, rows: Tensor, corners: Tensor, size: tuple[int, 
     return pieces.index_select(0, starts.view(-1)).view(-1, height, width, channels)
 
 
-def mirror(pixels: Tensor, chosen: Tensor) -> Tensor:
+def flip_images(pixels: Tensor, chosen: Tensor) -> Tensor:
     """Mirror the chosen images from left to right."""
     rows = chosen.nonzero().flatten()
     if len(rows):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from convolve.data.dataset import Targets
-from convolve.rng import Order, generator
+from convolve.rng import Indices, generator
 
 Key = tuple[int, int, int]
 
@@ -31,35 +31,35 @@ Key = tuple[int, int, int]
 Coefficients = npt.NDArray[np.float64]
 
 
-class Recipe(Protocol):
+class MixPlanner(Protocol):
     """How the samples of one window are mixed."""
 
-    def needed(self, places: Order) -> Order:
+    def needed(self, places: Indices) -> Indices:
         """The places whose images a micro batch needs: its own first, then those of partners."""
 
-    def apply(self, images: Tensor, labels: Tensor, places: Order, needed: Order) -> tuple[Tensor, Targets | None]:
+    def apply(self, images: Tensor, labels: Tensor, places: Indices, needed: Indices) -> tuple[Tensor, Targets | None]:
         """Mix the needed images [M, C, H, W] into those of the micro batch."""
 
 
 class Mixer(Protocol):
     """Makes a recipe for each window."""
 
-    def plan(self, count: int, key: Key) -> Recipe:
+    def plan(self, count: int, key: Key) -> MixPlanner:
         """The recipe for a window of `count` samples; `key` is the seed, the epoch and the window's first sample."""
 
 
 class NoMixing:
     """The null object: every sample stays what it is."""
 
-    def plan(self, count: int, key: Key) -> Recipe:
+    def plan(self, count: int, key: Key) -> MixPlanner:
         """Nothing to plan."""
         return self
 
-    def needed(self, places: Order) -> Order:
+    def needed(self, places: Indices) -> Indices:
         """Only the samples themselves."""
         return places
 
-    def apply(self, images: Tensor, labels: Tensor, places: Order, needed: Order) -> tuple[Tensor, Targets | None]:
+    def apply(self, images: Tensor, labels: Tensor, places: Indices, needed: Indices) -> tuple[Tensor, Targets | None]:
         """Images as they are."""
         return images, None
 
@@ -97,7 +97,7 @@ class Mixing:
     mixup_alpha: float = 0.0
     cutmix: Cutmix | None = None
 
-    def plan(self, count: int, key: Key) -> Recipe:
+    def plan(self, count: int, key: Key) -> MixPlanner:
         """Draw coefficients and the box for one window."""
         coefficients = np.ones(count)
         if self.mixup_alpha > 0:
@@ -108,11 +108,11 @@ class Mixing:
             chance = generator(key[0], "cutmix", *key[1:])
             share = self.cutmix.draw(chance)
             corner = (float(chance.random()), float(chance.random()))
-        return MixRecipe(count, coefficients, self.mixup_alpha > 0, share, corner)
+        return MixupCutmix(count, coefficients, self.mixup_alpha > 0, share, corner)
 
 
 @dataclass(frozen=True)
-class MixRecipe:
+class MixupCutmix:
     """One window's coefficients of mixup, the share that cutmix keeps, and where its box lies."""
 
     count: int
@@ -132,12 +132,12 @@ class MixRecipe:
         cut = (0, self._cut_shift) if self.share < 1 else (0,)
         return tuple(first + second for second in cut for first in blend)
 
-    def needed(self, places: Order) -> Order:
+    def needed(self, places: Indices) -> Indices:
         """The places of the micro batch, then those of partners outside it."""
         partners = np.unique(np.concatenate([(places - shift) % self.count for shift in self._shifts]))
         return np.concatenate((places, np.setdiff1d(partners, places)))
 
-    def apply(self, images: Tensor, labels: Tensor, places: Order, needed: Order) -> tuple[Tensor, Targets | None]:
+    def apply(self, images: Tensor, labels: Tensor, places: Indices, needed: Indices) -> tuple[Tensor, Targets | None]:
         """Mix the images and say which labels count how much."""
         at = np.zeros(self.count, np.int64)
         at[needed] = np.arange(len(needed))
@@ -151,7 +151,7 @@ class MixRecipe:
         shares = torch.from_numpy(np.stack(weights).astype(np.float32)).to(images.device)
         return mixed, Targets(torch.stack([labels.index_select(0, rows) for rows in pick]), shares)
 
-    def _blend(self, images: Tensor, pick: list[Tensor], places: Order) -> tuple[Tensor, list[Coefficients]]:
+    def _blend(self, images: Tensor, pick: list[Tensor], places: Indices) -> tuple[Tensor, list[Coefficients]]:
         own = self.coefficients[places]
         base = images.index_select(0, pick[0])
         if not self.blends:

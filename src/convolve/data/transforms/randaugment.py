@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.rng import Draw, Order
+from convolve.rng import Indices, SampleRNG
 
 Numbers = npt.NDArray[np.float64]
 
@@ -21,16 +21,16 @@ Numbers = npt.NDArray[np.float64]
 Operation = Callable[[Tensor, Tensor], Tensor]
 
 
-HIGHEST_MAGNITUDE = 30.0
+MAX_MAGNITUDE = 30.0
 
 
 _LUMA = (0.299, 0.587, 0.114)
 
 
-_GREY = 128.0
+_GRAY = 128.0
 
 
-def jitter_colours(images: Tensor, numbers: Numbers, strength: tuple[float, float, float]) -> Tensor:
+def jitter_colors(images: Tensor, numbers: Numbers, strength: tuple[float, float, float]) -> Tensor:
     """Change brightness, contrast and saturation by factors from [1 - s, 1 + s] of each sample's own."""
     for index, operation in enumerate((_brighten, _contrast, _saturate)):
         if strength[index]:
@@ -39,12 +39,12 @@ def jitter_colours(images: Tensor, numbers: Numbers, strength: tuple[float, floa
     return images
 
 
-def randomise(images: Tensor, samples: Order, draw: Draw, layers: int, magnitude: float) -> Tensor:
+def randaugment(images: Tensor, samples: Indices, draw: SampleRNG, layers: int, magnitude: float) -> Tensor:
     """RandAugment: in each layer, every sample meets one operation at the given magnitude."""
     for layer in range(layers):
         numbers = draw.numbers(samples, 2, f"randaugment {layer}")
         chosen = (numbers[:, 0] * len(OPERATIONS)).astype(np.int64)
-        signs = np.where(numbers[:, 1] < 0.5, -1.0, 1.0) * magnitude / HIGHEST_MAGNITUDE
+        signs = np.where(numbers[:, 1] < 0.5, -1.0, 1.0) * magnitude / MAX_MAGNITUDE
         strengths = torch.from_numpy(signs.astype(np.float32)).to(images.device)
         for index, operation in enumerate(OPERATIONS):
             rows = torch.from_numpy(np.flatnonzero(chosen == index)).to(images.device)
@@ -58,7 +58,7 @@ def _each(values: Tensor) -> Tensor:
     return values[:, None, None, None]
 
 
-def _grey(images: Tensor) -> Tensor:
+def _gray(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     red, green, blue = (images[:, index : index + 1] for index in range(3))
@@ -74,11 +74,11 @@ def _brighten(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, factors: Tensor) -> Tensor:
-    return _blend(images, _each(_grey(images).flatten(1).mean(1)), factors)
+    return _blend(images, _each(_gray(images).flatten(1).mean(1)), factors)
 
 
 def _saturate(images: Tensor, factors: Tensor) -> Tensor:
-    return _blend(images, _grey(images), factors)
+    return _blend(images, _gray(images), factors)
 
 
 def _sharpen(images: Tensor, factors: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _enhance(operation: Operation) -> Operation:
     return lambda images, strengths: operation(images, 1 + 0.9 * strengths)
 
 
-def _keep(images: Tensor, strengths: Tensor) -> Tensor:
+def _identity(images: Tensor, strengths: Tensor) -> Tensor:
     return images
 
 
@@ -112,7 +112,7 @@ def _posterize(images: Tensor, strengths: Tensor) -> Tensor:
 
 def _warp(images: Tensor, matrices: Tensor) -> Tensor:
     grid = functional.affine_grid(matrices, list(images.shape), align_corners=False)
-    return functional.grid_sample(images - _GREY, grid, align_corners=False) + _GREY
+    return functional.grid_sample(images - _GRAY, grid, align_corners=False) + _GRAY
 
 
 def _matrices(strengths: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def _entry(row: int, column: int, scale: float) -> Operation:
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    _keep,
+    _identity,
     _autocontrast,
     _solarize,
     _posterize,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convolve.device import usable_threads
+from convolve.device import available_threads
 
 USER_ERROR = 2
 
@@ -49,7 +49,7 @@ def start_processes(world: int, arguments: Sequence[str], instance: Instance = O
 
     own = world // instance.count
     # More threads than cores would wait for each other at every barrier.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_threads() // (own * instance.neighbours))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_threads() // (own * instance.neighbours))))
     several = instance.count > 1
     config = LaunchConfig(
         min_nodes=instance.count,

@@ -1,4 +1,4 @@
-"""What augmentation of CIFAR batches costs: milliseconds for 128 images, normalised, on all threads.
+"""What augmentation of CIFAR batches costs: milliseconds for 128 images, normalized, on all threads.
 
     python benchmarks/data_augment.py
 
@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "pad-crop-flip, cutout": {"cutout": 8},
     "pad-crop-flip, mixup": {"mixup_alpha": 0.2},
     "pad-crop-flip, cutmix": {"cutmix_lambda": 0.8},
-    "colour jitter": {"colour_jitter": (0.4, 0.4, 0.4)},
+    "color jitter": {"color_jitter": (0.4, 0.4, 0.4)},
     "RandAugment, 2 layers": {"randaugment_layers": 2},
     "resized crop": {"augment": "resized-crop-flip"},
 }
@@ -38,7 +38,7 @@ def main() -> int:
     split = generated_split(10_000, 32, 3, 10, seed=0)
     best = {}
     for name, given in WAYS.items():
-        config = DataConfig(normalisation="symmetric", **given)
+        config = DataConfig(normalization="symmetric", **given)
         windows = open_train_loader(split, fit_normalization(split, config), torch.device("cpu"), config).windows(
             0, 0, (128, 128)
         )

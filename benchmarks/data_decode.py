@@ -93,7 +93,7 @@ def run_simplejpeg(paths: list[Path]) -> Callable[[], int]:
 
 
 def run_loader(dataset: Dataset, *, cached: bool = False) -> Callable[[], int]:
-    """Uint8 batches, as the others make them: normalising is not part of the comparison."""
+    """Uint8 batches, as the others make them: normalizing is not part of the comparison."""
     config = DataConfig(workers=WORKERS, dataset_cache=cached, image_size=SIZE)
     samples = dataset.train
     assert isinstance(samples, EncodedImages), "pictures are read when they are needed"

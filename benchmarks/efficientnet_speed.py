@@ -15,7 +15,7 @@ from turns import hold, our_command, peer_command, take_turns
 
 PACKAGES = ("torch>=2.13,<2.14", "torchvision<0.29", "timm")
 OURS = [
-    *("--model", "efficientnet-b0", "--dataset", "imagenet", "--synthetic-data", "--optimiser", "momentum"),
+    *("--model", "efficientnet-b0", "--dataset", "imagenet", "--synthetic-data", "--optimizer", "momentum"),
     *("--weight-decay", "2e-5", "--label-smoothing", "0.1"),
 ]
 

@@ -3,7 +3,7 @@
     python benchmarks/loops.py plain|tuned|compiled resnet20|resnet50 BATCH STEPS
 
 `plain` is the loop of the tutorials: NCHW, eager, SGD with momentum. `tuned` is the best that a careful user makes of
-it by hand: channels-last, the fused optimiser, and an allocator that keeps freed memory. `compiled` is the tuned loop
+it by hand: channels-last, the fused optimizer, and an allocator that keeps freed memory. `compiled` is the tuned loop
 with `torch.compile` on its network.
 """
 
@@ -36,16 +36,16 @@ def main() -> None:
     network = network.to(memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, *shape).contiguous(memory_format=layout)
     labels = torch.randint(classes, (batch,))
-    optimiser = torch.optim.SGD(network.parameters(), 0.01, 0.9, fused=True if tuned else None)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, fused=True if tuned else None)
     if kind == "compiled":
         network.compile()
 
     def train(count: int = steps) -> int:
         for _ in range(count):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = functional.cross_entropy(network(images), labels)
             torch.autograd.backward(loss)
-            optimiser.step()
+            optimizer.step()
         return count * batch
 
     train(2)

@@ -55,9 +55,9 @@ def build_steps(name: str) -> dict[str, Callable[[], None]]:
         arithmetic = build_execution(choice, cpu)
         arithmetic.attach(network)
         arithmetic.begin()
-        optimiser = build_optimizer(network, OptimConfig(optimiser="momentum"))
+        optimizer = build_optimizer(network, OptimConfig(optimizer="momentum"))
         scaler = build_scaler(precision, choice.policy, (1, 1))
-        state = TrainState(network, optimiser, arithmetic=arithmetic, scaler=scaler)
+        state = TrainState(network, optimizer, arithmetic=arithmetic, scaler=scaler)
         parts = StepParts(
             lambda samples: 0.01,
             ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0, arithmetic)),

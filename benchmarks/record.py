@@ -3,7 +3,7 @@
     python benchmarks/record.py STEPS
 
 The record's own script knows GPUs with 16-bit formats only. This is its network and its update, written for a CPU in
-fp32 with nothing but PyTorch: channels-last, a fused optimiser and an allocator that keeps memory. It steps on one
+fp32 with nothing but PyTorch: channels-last, a fused optimizer and an allocator that keeps memory. It steps on one
 batch of 2000 images that is there already. Only the time of a step counts, so all that is not a convolution has one
 rate; and the first layer's bias is left as it is, which the record does from its third epoch on, and which is quicker.
 """
@@ -39,7 +39,7 @@ def norm_and_gelu(channels: int) -> list[nn.Module]:
     return [norm, nn.GELU()]
 
 
-def orthogonalise(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     a, b, c = ROUNDS
     x: Tensor = matrix / (matrix.norm() + 1e-7)
     for _ in range(3):
@@ -49,7 +49,7 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 
 
 class Muon:
-    """Momentum of convolutions, orthogonalised; weights keep their norm."""
+    """Momentum of convolutions, orthogonalized; weights keep their norm."""
 
     def __init__(self, weights: list[Tensor], rate: float, momentum: float) -> None:
         self.moving = [(weight, torch.zeros_like(weight)) for weight in weights]
@@ -62,7 +62,7 @@ class Muon:
             velocity.mul_(self.momentum).add_(weight.grad)
             ahead = weight.grad.add(velocity, alpha=self.momentum)
             weight.mul_(len(weight) ** 0.5 / weight.norm())
-            weight.add_(orthogonalise(ahead.reshape(len(ahead), -1)).view_as(ahead), alpha=-self.rate)
+            weight.add_(orthogonalize(ahead.reshape(len(ahead), -1)).view_as(ahead), alpha=-self.rate)
 
 
 def main() -> None:

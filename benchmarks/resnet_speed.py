@@ -17,7 +17,7 @@ from turns import Rounds, compare, hold, loop_command, our_command, take_turns
 
 OURS = {
     "resnet20": ("--config", "resnet20-cifar10"),
-    "resnet50": ("--model", "resnet50", "--dataset", "imagenet", "--optimiser", "momentum"),
+    "resnet50": ("--model", "resnet50", "--dataset", "imagenet", "--optimizer", "momentum"),
 }
 BATCHES, STEPS = {"resnet20": 128, "resnet50": 16}, {"resnet20": 4, "resnet50": 1}
 GOAL = 0.6

@@ -33,13 +33,13 @@ from turns import within  # noqa: E402
 
 EVERY_SECONDS, LIMIT_PERCENT = 30.0, 3.5
 CASES: dict[str, dict[str, object]] = {
-    "lenet": {"model": "lenet-bn", "dataset": "mnist", "optimiser": "adam"},
-    "resnet20": {"model": "resnet20-cifar", "dataset": "cifar-10", "optimiser": "momentum", "batch_size": 128},
+    "lenet": {"model": "lenet-bn", "dataset": "mnist", "optimizer": "adam"},
+    "resnet20": {"model": "resnet20-cifar", "dataset": "cifar-10", "optimizer": "momentum", "batch_size": 128},
     "resnet50": {
         "model": "resnet50",
         "dataset": "imagenet",
         "image_size": 64,
-        "optimiser": "momentum",
+        "optimizer": "momentum",
         "batch_size": 8,
     },
 }

@@ -51,7 +51,7 @@ class Trainee:
         self.loader = MemoryLoader(split, Transform(28, 28, (0.5,), (0.5,)), torch.device("cpu"))
         options = ModelConfig(model="lenet-bn")
         network = registry.build("lenet-bn", classes=10, input_shape=(1, 28, 28), seed=0, options=options)
-        self.state = TrainState(network, build_optimizer(network, OptimConfig(optimiser="adam")))
+        self.state = TrainState(network, build_optimizer(network, OptimConfig(optimizer="adam")))
         executor = ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0))
         self.parts = StepParts(lambda samples: 1e-3, executor, no_clipping)
         self.windows = self.loader.windows(0, 0, (BATCH, BATCH))

@@ -3,7 +3,7 @@
     python benchmarks/validation_speed.py [--rounds 5] [--images 10000]
 
 Ours is what `convolve validate` and the validations of a training do, from bytes to counts: batch norms are folded into
-convolutions once, and the bytes are normalised batch by batch. The plain loop has its normalised floats in memory and
+convolutions once, and the bytes are normalized batch by batch. The plain loop has its normalized floats in memory and
 counts right answers: NCHW, `eval()`, `no_grad()`. Images are random, since contents do not matter. The bar: 1.5 times
 the plain loop. Ends with status 1 where it is missed.
 """

@@ -9,22 +9,22 @@ namespace {
 
 constexpr double ink_box = 20.0 / 28.0, faintest_ink = 0.3;
 
-std::vector<uint8_t> border(const Image& grey) {
+std::vector<uint8_t> border(const Image& gray) {
   std::vector<uint8_t> found;
-  for (int row : {0, grey.height - 1})
-    for (int column = 0; column < grey.width; ++column) found.push_back(grey.at(row, column));
-  for (int column : {0, grey.width - 1})
-    for (int row = 1; row < grey.height - 1; ++row) found.push_back(grey.at(row, column));
+  for (int row : {0, gray.height - 1})
+    for (int column = 0; column < gray.width; ++column) found.push_back(gray.at(row, column));
+  for (int column : {0, gray.width - 1})
+    for (int row = 1; row < gray.height - 1; ++row) found.push_back(gray.at(row, column));
   return found;
 }
 
 // Otsu's threshold: the cut that separates two shades best.
-int find_cut(const Image& grey) {
+int find_cut(const Image& gray) {
   std::array<double, 256> counts{};
-  for (uint8_t value : grey.pixels) counts[value] += 1;
+  for (uint8_t value : gray.pixels) counts[value] += 1;
   double mean = 0;
   for (int value = 0; value < 256; ++value) mean += counts[value] * value;
-  const double total = double(grey.pixels.size());
+  const double total = double(gray.pixels.size());
   double below = 0, moment = 0, best = 0;
   int cut = 0;
   for (int value = 0; value < 256; ++value) {
@@ -37,11 +37,11 @@ int find_cut(const Image& grey) {
   return cut;
 }
 
-bool is_dark_on_light(const Image& grey) {
-  const auto [low, high] = std::minmax_element(grey.pixels.begin(), grey.pixels.end());
+bool is_dark_on_light(const Image& gray) {
+  const auto [low, high] = std::minmax_element(gray.pixels.begin(), gray.pixels.end());
   if (*low == *high) return *low > 127;
-  const int cut = find_cut(grey);
-  const auto edge = border(grey);
+  const int cut = find_cut(gray);
+  const auto edge = border(gray);
   const auto bright = std::count_if(edge.begin(), edge.end(), [cut](uint8_t value) { return value > cut; });
   return double(bright) / double(edge.size()) > 0.5;
 }
@@ -105,10 +105,10 @@ Image place_ink(const Image& ink, int size) {
 
 }  // namespace
 
-Image fit_digit(const Image& grey, int size) {
-  const bool dark = is_dark_on_light(grey);
-  if (grey.height == size && grey.width == size && !dark) return grey;
-  Image ink = grey;
+Image fit_digit(const Image& gray, int size) {
+  const bool dark = is_dark_on_light(gray);
+  if (gray.height == size && gray.width == size && !dark) return gray;
+  Image ink = gray;
   if (dark)
     for (uint8_t& value : ink.pixels) value = uint8_t(255 - value);
   const uint8_t paper = uint8_t(quantile(border(ink), 0.5));

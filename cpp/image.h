@@ -9,7 +9,7 @@ struct Image {
   int height = 0;
   int width = 0;
   int channels = 0;
-  bool palette = false;  // the colours came from a table, whose greys are rounded in another way
+  bool palette = false;  // the colors came from a table, whose grays are rounded in another way
   std::vector<uint8_t> pixels;
 
   Image() = default;
@@ -34,6 +34,6 @@ struct Box {
 enum class Filter { bilinear, bicubic };
 Image resample(const Image& image, int height, int width, Box box, Filter filter);
 
-// A picture as the input of a network: digits centred as MNIST does it, photographs scaled and cut to the middle.
-Image fit_digit(const Image& grey, int size);
+// A picture as the input of a network: digits centered as MNIST does it, photographs scaled and cut to the middle.
+Image fit_digit(const Image& gray, int size);
 Image fit_photo(const Image& image, int height, int width, double share);

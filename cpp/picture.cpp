@@ -25,11 +25,11 @@ std::vector<uint8_t> read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// One colour over white, in the rounding of eight-bit compositing with seven spare bits.
-uint8_t over_white(uint32_t colour, uint32_t alpha) {
+// One color over white, in the rounding of eight-bit compositing with seven spare bits.
+uint8_t over_white(uint32_t color, uint32_t alpha) {
   if (alpha == 0) return 255;
   const uint32_t weight = alpha * 255 * 255 * 128 / (255 * 255);
-  const uint32_t mixed = colour * weight + 255 * (255 * 128 - weight) + (128 << 7);
+  const uint32_t mixed = color * weight + 255 * (255 * 128 - weight) + (128 << 7);
   return uint8_t((((mixed >> 8) + mixed) >> 8) >> 7);
 }
 
@@ -38,7 +38,7 @@ Image read_png(const std::vector<uint8_t>& data) {
   std::memset(&png, 0, sizeof png);
   png.version = PNG_IMAGE_VERSION;
   if (!png_image_begin_read_from_memory(&png, data.data(), data.size())) throw std::runtime_error(png.message);
-  const bool colour = png.format & PNG_FORMAT_FLAG_COLOR;
+  const bool color = png.format & PNG_FORMAT_FLAG_COLOR;
   if (int64_t(png.width) * png.height > largest_picture) {
     png_image_free(&png);
     throw std::runtime_error("too many pixels");
@@ -80,7 +80,7 @@ Image read_png(const std::vector<uint8_t>& data) {
   png_read_end(reader, nullptr);
   png_destroy_read_struct(&reader, &info, nullptr);
 
-  Image image(height, width, colour ? 3 : 1);
+  Image image(height, width, color ? 3 : 1);
   image.palette = palette;
   for (size_t place = 0; place < size_t(height) * width; ++place)
     for (int channel = 0; channel < image.channels; ++channel) {

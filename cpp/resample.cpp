@@ -28,13 +28,13 @@ std::vector<Taps> plan(int inputs, double low, double high, int outputs, Filter 
   const double reach = (filter == Filter::bilinear ? 1.0 : 2.0) * wide;
   std::vector<Taps> all;
   for (int place = 0; place < outputs; ++place) {
-    const double centre = low + (place + 0.5) * scale;
-    const int first = std::max(int(centre - reach + 0.5), 0);
-    const int end = std::min(int(centre + reach + 0.5), inputs);
+    const double center = low + (place + 0.5) * scale;
+    const int first = std::max(int(center - reach + 0.5), 0);
+    const int end = std::min(int(center + reach + 0.5), inputs);
     std::vector<double> weights;
     double sum = 0;
     for (int input = first; input < end; ++input) {
-      weights.push_back(weigh(filter, (input - centre + 0.5) * (1.0 / wide)));
+      weights.push_back(weigh(filter, (input - center + 0.5) * (1.0 / wide)));
       sum += weights.back();
     }
     Taps taps{first, {}};

@@ -87,7 +87,7 @@ class Sample:
         return folder
 
     def entry(self, mirror: str) -> DatasetInfo:
-        """A catalogue entry for these contents, to be had from `mirror` only."""
+        """A catalog entry for these contents, to be had from `mirror` only."""
         contents = [pack_idx(values) for values in self.arrays]
         files = tuple(
             IdxFile(file.name, len(content), hashlib.sha256(content).hexdigest())

@@ -43,5 +43,5 @@ def _listed(gallery):
 def photo_config(photos, kind, folder, **given):
     """A training of a few steps on one of the formats."""
     small = {"model": "lenet5", "data_dir": photos / kind, "image_size": 48, "epochs": 2, "batch_size": 8, "threads": 1}
-    quiet = {"curves": False, "report": False, "log_freq": 1, "learning_rate": 0.01, "normalisation": "imagenet"}
+    quiet = {"curves": False, "report": False, "log_freq": 1, "learning_rate": 0.01, "normalization": "imagenet"}
     return resolve(None, None, {**small, **quiet, "run_dir": folder, **given}).config

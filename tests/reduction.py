@@ -40,7 +40,7 @@ PLAIN = {
     "device_model": None,
     "enable_half_partials": False,
     "stochastic_rounding": False,
-    "normalisation": "unit",
+    "normalization": "unit",
     "loss_scaling_rule": "static",
     "initial_loss_scaling": None,
 }

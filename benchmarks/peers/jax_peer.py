@@ -30,9 +30,9 @@ def main() -> None:
     data, steps = np.load(sys.argv[1]), int(sys.argv[2])
     images, labels = data["images"], data["labels"]
     pixels, classes = jnp.asarray(images)[..., None], jnp.asarray(labels, jnp.int32)
-    network, optimiser = LeNet(), optax.adam(1e-3)
+    network, optimizer = LeNet(), optax.adam(1e-3)
     variables = network.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
-    state = (variables["params"], variables["batch_stats"], optimiser.init(variables["params"]))
+    state = (variables["params"], variables["batch_stats"], optimizer.init(variables["params"]))
 
     @jax.jit  # type: ignore[untyped-decorator]
     def step(state: Any, rows: Any) -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ def main() -> None:
             return loss, updated["batch_stats"]
 
         (loss, stats), gradient = jax.value_and_grad(lose, has_aux=True)(params)
-        updates, moments = optimiser.update(gradient, moments, params)
+        updates, moments = optimizer.update(gradient, moments, params)
         return (optax.apply_updates(params, updates), stats, moments), loss
 
     def train(count: int = steps) -> int:

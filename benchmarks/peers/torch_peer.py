@@ -40,15 +40,15 @@ def main() -> None:
     first, second = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
     pool, relu = nn.MaxPool2d(2), nn.ReLU()
     network = nn.Sequential(first, relu, pool, nn.BatchNorm2d(20), second, relu, pool, nn.Flatten(), nn.Linear(800, 10))
-    optimiser = torch.optim.Adam(network.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     loader = torch.utils.data.DataLoader(digits, batch_size=BATCH, shuffle=True, drop_last=True)
 
     def train(count: int = steps) -> int:
         done = 0
         for images, labels in islice(loader, count):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             torch.autograd.backward(functional.cross_entropy(network(images), labels))
-            optimiser.step()
+            optimizer.step()
             done += len(labels)
         return done
 

@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
     session.train(resolve("lenet-digits", None, digits).config, SilentConsole())
     make_photos(folder / "pictures")
     photos = {"model": "resnet8-cifar", "data_dir": folder / "pictures", "image_size": 32, "epochs": 6, "batch_size": 8}
-    photos |= {"learning_rate": 0.05, "threads": 1, "run_dir": folder / "colours", "curves": False, "report": False}
+    photos |= {"learning_rate": 0.05, "threads": 1, "run_dir": folder / "colors", "curves": False, "report": False}
     session.train(resolve(None, None, photos).config, SilentConsole())
     return folder
 
@@ -66,7 +66,7 @@ def photo(random, place):
 
 @pytest.fixture(scope="module")
 def address(runs):
-    models = [f"{name}={runs / name}" for name in ("digits", "colours")]
+    models = [f"{name}={runs / name}" for name in ("digits", "colors")]
     server = Running("serve", *models, "--port", "0", "--threads", "1")
     with server.stdout:
         found = next((found for line in server.stdout if (found := re.search(r"http://\S+", line))), None)
@@ -150,7 +150,7 @@ def open_page(browser, address, width=1200, height=900):
     until(lambda: "digits" in text_of(browser, "model"))
 
 
-def test_a_drawn_three_is_recognised(browser, address):
+def test_a_drawn_three_is_recognized(browser, address):
     open_page(browser, address)
     draw(browser, three())
     verdict = until(lambda: (text := text_of(browser, "verdict")).startswith("3") and text)
@@ -207,7 +207,7 @@ def test_a_picture_shows_its_classes_and_a_broken_file_a_message(browser, addres
 def test_a_photograph_shows_its_classes_and_where_the_network_looks(browser, address, tmp_path):
     open_page(browser, address)
     browser.execute_script(
-        "const list = document.getElementById('model'); list.value = 'colours'; list.dispatchEvent(new Event('change'))"
+        "const list = document.getElementById('model'); list.value = 'colors'; list.dispatchEvent(new Event('change'))"
     )
     until(lambda: not browser.find_element("id", "draw").is_displayed())
     for number, (name, place) in enumerate((("blue", 2), ("red", 0)), 1):

@@ -13,8 +13,8 @@ from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
 from reduction import as_flags, reduce_size
 
-RESNET = {"model": "resnet50", "optimiser": "momentum", "momentum": 0.85, "groups": 32, "precision": "16.16"}
-EFFICIENTNET = {"model": "efficientnet-b4", "optimiser": "rmsprop", "groups": 4, "precision": "16.32"}
+RESNET = {"model": "resnet50", "optimizer": "momentum", "momentum": 0.85, "groups": 32, "precision": "16.16"}
+EFFICIENTNET = {"model": "efficientnet-b4", "optimizer": "rmsprop", "groups": 4, "precision": "16.32"}
 EFFICIENTNET |= {"group_dim": 16, "expand_ratio": 4, "shards": 4}
 LINES = {
     "resnet50-benchmark-m2000": {**RESNET, "replicas": 4, "batch_size": 6, "gradient_accumulation_count": 44},

@@ -120,7 +120,7 @@ def test_a_script_without_data_path_and_one_with_a_vendors_option_say_why_they_f
     assert foreign.returncode == 2 and "--autotune is not offered: the vendor's kernel tuning" in foreign.stderr
 
 
-def test_the_paddle_scripts_train_draw_and_recognise_a_three(script, tmp_path):
+def test_the_paddle_scripts_train_draw_and_recognize_a_three(script, tmp_path):
     done = script(
         "paddle/train_with_ipu.sh", "--dataset", "digits", "--num_epochs", "2", "--log-freq", "10", "--no-report"
     )

@@ -45,8 +45,8 @@ def test_a_schedule_is_drawn_and_told(capsys):
         (["--batchnorm-momentum", "0.1"], ["--bn-decay", "0.9"]),
         (["--efficientnet-group-dim", "16"], ["--group-dim", "16"]),
         (["--weight-avg-N", "3"], ["--weight-avg-n", "3"]),
-        (["--optimizer", "sgd", "--momentum", "0.85"], ["--optimiser", "momentum", "--momentum", "0.85"]),
-        (["--optimizer", "sgd", "--momentum", "0"], ["--optimiser", "sgd", "--momentum", "0"]),
+        (["--optimizer", "sgd", "--momentum", "0.85"], ["--optimizer", "momentum", "--momentum", "0.85"]),
+        (["--optimizer", "sgd", "--momentum", "0"], ["--optimizer", "sgd", "--momentum", "0"]),
         (["--lars-weight-decay", "1e-4"], ["--weight-decay", "1e-4"]),
     ],
 )

@@ -95,7 +95,7 @@ def reduced(words):
     add_config_flags(parser)
     small = reduce_size(read_config(parser.parse(translate(rest))))
     if part == ["infer"]:
-        small = {name: small[name] for name in ("dataset", "model", "model_size", "normalisation")}
+        small = {name: small[name] for name in ("dataset", "model", "model_size", "normalization")}
     quick = {
         "data": ["--images", "64"],
         "infer": ["--variants", "eager", "--batch-sizes", "4", "--seconds", "0.01"],

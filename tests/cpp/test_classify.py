@@ -75,20 +75,20 @@ def test_two_hundred_digits_get_the_same_class(program, package, trained, tmp_pa
 
 
 def make_pictures(folder):
-    """Digits as people send them: dark on light, coloured, transparent, with a palette, as JPEG, in any size."""
+    """Digits as people send them: dark on light, colored, transparent, with a palette, as JPEG, in any size."""
     test, random = load_digits().test, np.random.default_rng(0)
     files = []
     for index in range(36):
-        grey = test.images[index, :, :, 0]
-        colour = np.stack([grey, grey // 2, grey // 3], axis=-1)
-        clear = np.concatenate([random.integers(0, 256, (*grey.shape, 3), dtype=np.uint8), grey[..., None]], axis=-1)
+        gray = test.images[index, :, :, 0]
+        color = np.stack([gray, gray // 2, gray // 3], axis=-1)
+        clear = np.concatenate([random.integers(0, 256, (*gray.shape, 3), dtype=np.uint8), gray[..., None]], axis=-1)
         pictures = {
-            "same.png": Image.fromarray(grey),
-            "dark.png": Image.fromarray(255 - grey).resize((100 + index, 90)),
-            "colour.png": Image.fromarray(colour).resize((64, 80)),
+            "same.png": Image.fromarray(gray),
+            "dark.png": Image.fromarray(255 - gray).resize((100 + index, 90)),
+            "color.png": Image.fromarray(color).resize((64, 80)),
             "clear.png": Image.fromarray(clear).resize((57, 57)),
-            "palette.png": Image.fromarray(255 - grey).resize((80, 70)).convert("P"),
-            "photo.jpg": Image.fromarray(255 - colour).resize((120, 120)),
+            "palette.png": Image.fromarray(255 - gray).resize((80, 70)).convert("P"),
+            "photo.jpg": Image.fromarray(255 - color).resize((120, 120)),
         }
         name = list(pictures)[index % len(pictures)]
         files.append(folder / f"{index:02d}-{name}")

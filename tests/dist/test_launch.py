@@ -20,7 +20,7 @@ from forked_commands import Running
 pytestmark = pytest.mark.dist
 
 TRAIN = ["--config", "lenet-digits", "--epochs", "4", "--batch-size", "16", "--threads", "1", "--no-curves"]
-TRAIN += ["--no-report", "--learning-rate", "0.01", "--optimiser", "momentum"]
+TRAIN += ["--no-report", "--learning-rate", "0.01", "--optimizer", "momentum"]
 SHELL = "ip netns exec {host} unshare --uts sh -c 'hostname {host} && exec sh -c \"$1\"' sh"
 
 

@@ -9,7 +9,7 @@ import pytest
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 FACTOR = 2.0
-JOB = ["--model", "resnet8-cifar", "--dataset", "digits", "--batch-size", 16, "--optimiser", "momentum"]
+JOB = ["--model", "resnet8-cifar", "--dataset", "digits", "--batch-size", 16, "--optimizer", "momentum"]
 RUN = ["--iterations", 20, "--validation-mode", "none", "--no-checkpoints", "--no-logs", "--no-curves", "--no-report"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

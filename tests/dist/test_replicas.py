@@ -18,9 +18,9 @@ from process_runs import Job, interrupt_command, restore_together, train_togethe
 
 pytestmark = pytest.mark.dist
 
-SHORT = {"epochs": None, "iterations": 8, "batch_size": 16, "optimiser": "momentum", "learning_rate": 0.01}
+SHORT = {"epochs": None, "iterations": 8, "batch_size": 16, "optimizer": "momentum", "learning_rate": 0.01}
 SHORT |= {"report": False}
-SMALL = ["--config", "lenet-digits", "--iterations", "20", "--optimiser", "momentum", "--learning-rate", "0.01"]
+SMALL = ["--config", "lenet-digits", "--iterations", "20", "--optimizer", "momentum", "--learning-rate", "0.01"]
 SMALL += ["--warmup-epochs", "0", "--threads", "1", "--no-curves"]
 
 

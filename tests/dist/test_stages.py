@@ -15,7 +15,7 @@ pytestmark = pytest.mark.dist
 
 # 412 images make 7 steps an epoch, so 9 reach the second one, past a window that ends with a short micro batch.
 SHORT = {"epochs": None, "iterations": 9, "batch_size": 16, "gradient_accumulation_count": 4, "report": False}
-SHORT |= {"optimiser": "momentum", "learning_rate": 0.01, "hold_out": 1088}
+SHORT |= {"optimizer": "momentum", "learning_rate": 0.01, "hold_out": 1088}
 SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
 MADE = {}
 
@@ -69,7 +69,7 @@ def largest_difference(one, other, *parts):
 @pytest.mark.parametrize("schedule", ["interleaved", "Grouped", "sequential"])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_stages_equal_one_process_bit_for_bit(plain, run, stages, schedule):
-    """Batch-norm statistics and optimiser state included, a short micro batch too; every test image is counted once."""
+    """Batch-norm statistics and optimizer state included, a short micro batch too; every test image is counted once."""
     folder, report = run(model="lenet-bn", shards=stages, pipeline_splits=SPLITS[stages], pipeline_schedule=schedule)
     assert same_bits(plain(model="lenet-bn"), folder)
     assert report.test_samples == 297
@@ -82,7 +82,7 @@ def test_a_stage_may_begin_with_a_layer_that_works_in_place(plain, run):
 
 
 def test_dropout_clipping_average_and_adam_are_the_same_under_stages(plain, run):
-    given = {"model": "cnn-wide", "clip_norm": 0.5, "ema_decay": 0.9, "optimiser": "adam"}
+    given = {"model": "cnn-wide", "clip_norm": 0.5, "ema_decay": 0.9, "optimizer": "adam"}
     folder, _ = run(**given, shards=2)
     assert largest_difference(plain(**given), folder, "model", "averages") <= 1e-6
 
@@ -101,7 +101,7 @@ def test_mixed_targets_reach_the_last_stage(plain, run):
 
 
 def test_two_replicas_of_two_stages_equal_two_replicas(plain, run):
-    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "momentum"}
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimizer": "momentum"}
     folder, report = run(**given, shards=2, pipeline_splits=["bn1"])
     assert same_bits(plain(**given), folder)
     assert report.test_samples == 297
@@ -126,16 +126,16 @@ def test_stages_recompute_too(plain, run):
     assert same_bits(plain(model="lenet-bn"), folder)
 
 
-@pytest.mark.parametrize("optimiser", ["momentum", "adam", "muon"])
-def test_shared_out_state_equals_plain_state(plain, run, optimiser):
-    """Each replica keeps half of the optimiser's state; the checkpoint has it all."""
-    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": optimiser}
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "muon"])
+def test_shared_out_state_equals_plain_state(plain, run, optimizer):
+    """Each replica keeps half of the optimizer's state; the checkpoint has it all."""
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimizer": optimizer}
     folder, _ = run(**given, rts=True)
     assert same_bits(plain(**given), folder)
 
 
 def test_a_run_with_shared_out_state_restores_to_the_same_bits(plain, run):
-    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimiser": "adam"}
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "optimizer": "adam"}
     folder, _ = run(**given, rts=True, iterations=4)
     restore_together(folder, Changes(iterations=9))
     assert same_bits(plain(**given), folder)

@@ -55,7 +55,7 @@ SEED = """mine:
   also: [other, names]
   batch-size: 32
   learning-rate: 0.01
-  colour-jitter: [0.1, 0.2, 0.3]
+  color-jitter: [0.1, 0.2, 0.3]
   lr-schedule: cosine
 yours:
   base: mine

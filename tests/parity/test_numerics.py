@@ -27,10 +27,10 @@ def newest(report, file):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"precision": "16.16", "model": "lenet-bn", "optimiser": "momentum"}, id="16.16 stochastic"),
-        pytest.param({"precision": "16.16", "model": "cnn-wide", "optimiser": "adam"}, id="16.16 dropout adam"),
+        pytest.param({"precision": "16.16", "model": "lenet-bn", "optimizer": "momentum"}, id="16.16 stochastic"),
+        pytest.param({"precision": "16.16", "model": "cnn-wide", "optimizer": "adam"}, id="16.16 dropout adam"),
         pytest.param(
-            {"precision": "16.32", "loss_scaling_rule": "dynamic", "initial_loss_scaling": 2**28, "optimiser": "sgd"},
+            {"precision": "16.32", "loss_scaling_rule": "dynamic", "initial_loss_scaling": 2**28, "optimizer": "sgd"},
             id="16.32 dynamic scaling",
         ),
     ],
@@ -71,7 +71,7 @@ def test_the_choice_and_its_reason_are_stored_in_the_run(train_digits):
     assert summary["numerics"]["execution"] == "emulated"
 
 
-OVERFLOWING = {**EMULATED, "model": "lenet5", "optimiser": "sgd", "learning_rate": 0.05, "epochs": None}
+OVERFLOWING = {**EMULATED, "model": "lenet5", "optimizer": "sgd", "learning_rate": 0.05, "epochs": None}
 
 
 def test_dynamic_scaling_recovers_from_a_scale_that_overflows(train_digits):

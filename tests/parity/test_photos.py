@@ -82,7 +82,7 @@ class StoppingConsole(SilentConsole):
             signal.raise_signal(signal.SIGTERM)
 
 
-MIXED = {"mixup_alpha": 0.3, "cutmix_lambda": 0.8, "colour_jitter": (0.2, 0.2, 0.2), "randaugment_layers": 1}
+MIXED = {"mixup_alpha": 0.3, "cutmix_lambda": 0.8, "color_jitter": (0.2, 0.2, 0.2), "randaugment_layers": 1}
 
 
 @pytest.mark.parametrize("kind", ["tar", "raw"])

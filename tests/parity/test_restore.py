@@ -15,7 +15,7 @@ MODELS = {"lenet5": "adam", "lenet-bn": "momentum", "cnn-wide": "sgd", "lenet-si
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_stopped_in_the_middle_of_an_epoch_and_restored_equals_an_unbroken_one(train_digits, tmp_path, model):
-    options = {"model": model, "optimiser": MODELS[model], "batch_size": 100, "epochs": 2, "lr_schedule": "cosine"}
+    options = {"model": model, "optimizer": MODELS[model], "batch_size": 100, "epochs": 2, "lr_schedule": "cosine"}
     unbroken = train_digits("unbroken", **options)
     stopped = session.train(digits_config(tmp_path / "broken", **options), StoppingConsole(700, signal.SIGTERM))
     assert stopped.stopped_by == signal.SIGTERM
@@ -74,7 +74,7 @@ def test_another_seed_gives_other_bits(train_digits):
 
 
 def test_the_resolved_config_is_enough_to_repeat_a_run(train_digits, tmp_path):
-    first = train_digits("first", seed=3, label_smoothing=0.1, clip_norm=1.0, normalisation="standard")
+    first = train_digits("first", seed=3, label_smoothing=0.1, clip_norm=1.0, normalization="standard")
     stored = parse((first.run_dir / "config.yml").read_text(), "config.yml")
     moved = stored.model_copy(update={"run": stored.run.model_copy(update={"run_dir": tmp_path / "second"})})
     assert weights_hash(session.train(moved, SilentConsole()).run_dir) == weights_hash(first.run_dir)

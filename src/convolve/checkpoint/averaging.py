@@ -3,7 +3,7 @@
     mean           (c_1 + ... + c_n) / n
     exponential    a := c_1;  a := d a + (1 - d) c_i  for i = 2 ... n
 
-An average is a checkpoint of its own, in `averages/<name>` of the run, without optimiser state. Norm statistics are
+An average is a checkpoint of its own, in `averages/<name>` of the run, without optimizer state. Norm statistics are
 averaged here like all else, which is only roughly right for batch norm: whoever has data re-estimates them afterwards.
 """
 
@@ -80,5 +80,5 @@ def save_average(run: Path, name: str, snapshot: Snapshot) -> Path:
 
 @torch.no_grad()
 def replace_weights(snapshot: Snapshot, weights: dict[str, Tensor], facts: dict[str, object]) -> Snapshot:
-    """A snapshot with other weights, no optimiser state, and a note of where the weights come from."""
+    """A snapshot with other weights, no optimizer state, and a note of where the weights come from."""
     return Snapshot({"model": weights}, {**snapshot.state, **facts, "metrics": {}, "best": False})

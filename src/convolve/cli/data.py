@@ -19,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("target", nargs="?", type=Path, help="prepare: new folder to write to")
     group = parser.add_argument_group("prepare")
     group.add_argument("--format", choices=("webdataset", "raw"), default="webdataset", help="tars, or plain pixels")
-    group.add_argument("--image-size", type=int, metavar="N", help="resize to centred squares of this side")
+    group.add_argument("--image-size", type=int, metavar="N", help="resize to centered squares of this side")
     group.add_argument("--quality", type=int, default=95, metavar="N", help="of JPEGs that are made anew [95]")
     group.add_argument("--shard-samples", type=int, default=1000, metavar="N", help="pictures in each tar [1000]")
     group.add_argument("--workers", type=int, metavar="N", help="threads; never changes the result")
@@ -53,7 +53,7 @@ def _list(options: argparse.Namespace) -> int:
         (one.name, one.what, one.place or f"{format_bytes(one.fetched_bytes)} to fetch", one.licence)
         for one in listings
     ]
-    print_table(("data set", "what", "where", "licence"), rows)
+    print_table(("data set", "what", "where", "license"), rows)
     return 0
 
 

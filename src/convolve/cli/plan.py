@@ -127,7 +127,7 @@ def _table(plan: Plan) -> tuple[Sequence[str], list[Sequence[object]]]:
         )
         for index, stage in enumerate(plan.stages)
     ]
-    return (*headings, "weights", "gradients", "optimiser", "activations", "memory"), rows
+    return (*headings, "weights", "gradients", "optimizer", "activations", "memory"), rows
 
 
 def _show_details(plan: Plan) -> Iterator[str]:
@@ -146,8 +146,9 @@ def _show_details(plan: Plan) -> Iterator[str]:
         )
     if plan.replicas > 1:
         yield (
-            f"all-reduce: {format_bytes(traffic.summed_bytes)} of gradients, each device sends {format_bytes(traffic.sent_bytes)} per "
-            f"step; {1e6 * traffic.latency:g} us + bytes / {traffic.bandwidth / 1e9:g} GB/s"
+            f"all-reduce: {format_bytes(traffic.summed_bytes)} of gradients, "
+            f"each device sends {format_bytes(traffic.sent_bytes)} per step; "
+            f"{1e6 * traffic.latency:g} us + bytes / {traffic.bandwidth / 1e9:g} GB/s"
         )
     yield (
         f"predicted: {speed.step_ms:,.2f} ms per step = passes {speed.passes_ms:,.2f} + sums {speed.exposed_ms:,.2f} + "

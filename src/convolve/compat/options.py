@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from convolve.compat.refused import GRAPHCORE, ONE_DEVICE, REFUSED
 from convolve.config.schema import SECTION_OF
+from convolve.config.spelling import canonical
 from convolve.errors import ConfigError
 
 RENAMED = {
@@ -40,7 +41,6 @@ RENAMED = {
     "ng": "replicas",
     "replication-factor": "replicas",
     "mul-rank-size": "replicas",
-    "optimizer": "optimiser",
     "lr": "learning-rate",
     "abs-learning-rate": "learning-rate",
     "gradient-accumulation": "gradient-accumulation-count",
@@ -52,8 +52,8 @@ RENAMED = {
     "norm-num-groups": "groups",
     "efficientnet-expand-ratio": "expand-ratio",
     "efficientnet-group-dim": "group-dim",
-    "rmsprop-epsilon": "optimiser-epsilon",
-    "optimizer-eps": "optimiser-epsilon",
+    "rmsprop-epsilon": "optimizer-epsilon",
+    "optimizer-eps": "optimizer-epsilon",
     "lars-weight-decay": "weight-decay",
     "lars-skip-list": "weight-decay-exclude",
     "lr-decay": "learning-rate-decay",
@@ -81,7 +81,7 @@ REPLACED: dict[str, list[str]] = {
     "draw-ir-graph": ["--draw-graph"],
     "batch-norm": ["--norm-type", "batch"],
     "group-norm": ["--norm-type", "group"],
-    "normalise-input": ["--normalisation", "imagenet"],
+    "normalize-input": ["--normalization", "imagenet"],
     "eight-bit-io": ["--no-hostside-norm"],
     "no-eight-bit-io": ["--hostside-norm"],
 }
@@ -132,7 +132,7 @@ def _batch_norm_momentum(value: str | None) -> list[str]:
 
 
 def _normalization_location(value: str | None) -> list[str]:
-    places = {"host": ["--hostside-norm"], "ipu": ["--no-hostside-norm"], "none": ["--normalisation", "unit"]}
+    places = {"host": ["--hostside-norm"], "ipu": ["--no-hostside-norm"], "none": ["--normalization", "unit"]}
     if value not in places:
         raise ConfigError(f"normalization-location={value}: must be host, ipu or none")
     return places[value]
@@ -177,7 +177,7 @@ def split_options(arguments: Sequence[str]) -> list[tuple[str | None, list[str]]
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            groups.append((name.replace("_", "-"), [value] if equals else []))
+            groups.append((canonical(name.replace("_", "-")), [value] if equals else []))
         else:
             groups[-1][1].append(word)
     return groups
@@ -205,7 +205,7 @@ def _sgd_with_momentum(groups: list[tuple[str | None, list[str]]]) -> list[tuple
     if not any(name == "momentum" and words[:1] not in ([], ["0"], ["0.0"]) for name, words in groups):
         return groups
     return [
-        (name, ["momentum", *words[1:]] if name == "optimiser" and words[:1] == ["sgd"] else words)
+        (name, ["momentum", *words[1:]] if name == "optimizer" and words[:1] == ["sgd"] else words)
         for name, words in groups
     ]
 
@@ -319,8 +319,8 @@ PROGRAMS = {
         refused={
             "shuffle": "pictures are stored in the order of their names; training shuffles anew in every epoch",
             "seed": "nothing here is random: the same pictures give the same bytes",
-            "train-preprocess-steps": "--image-size N resizes to centred squares; crops are made while training",
-            "validation-preprocess-steps": "--image-size N resizes to centred squares; crops are made while training",
+            "train-preprocess-steps": "--image-size N resizes to centered squares; crops are made while training",
+            "validation-preprocess-steps": "--image-size N resizes to centered squares; crops are made while training",
             "num-instances": "any number of processes can read the same shards; nothing has to be split again",
         },
     ),

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from convolve.config.rules import check
 from convolve.config.schema import SECTION_OF, SECTIONS, Config, fields
+from convolve.config.spelling import canonical
 from convolve.errors import ConfigError, suggest
 
 COMMAND_LINE = "command line"
@@ -60,8 +61,9 @@ class Resolved:
 
 
 def field_name(key: str) -> str:
-    """`batch-size` and `batch_size` are the same knob."""
-    return key.replace("-", "_")
+    """Return the field of an option key: `batch-size` and `batch_size`, `optimiser` and `optimizer` are the same."""
+    name = key.replace("-", "_")
+    return name if name in SECTION_OF else canonical(name)
 
 
 def flag_name(name: str) -> str:
@@ -163,8 +165,9 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, n
     """A checked config from flat values; the first broken rule is the error."""
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for key, value in values.items():
-        _require_known(key, (origins or {}).get(key, "options"))
-        sections[SECTION_OF[key]][key] = value
+        name = field_name(key)
+        _require_known(name, (origins or {}).get(key, "options"))
+        sections[SECTION_OF[name]][name] = value
     try:
         checked: dict[str, Any] = {key: SECTIONS[key](**section) for key, section in sections.items()}
         config = Config(name=name, **checked)

@@ -60,9 +60,9 @@ def _warmup_inside_the_run(config: Config) -> None:
 
 
 def _momentum_for_nesterov(config: Config) -> None:
-    if config.optim.nesterov and config.optim.optimiser != "momentum":
+    if config.optim.nesterov and config.optim.optimizer != "momentum":
         raise ConfigError(
-            f"nesterov with optimiser={config.optim.optimiser}: it is a form of momentum; set --optimiser momentum"
+            f"nesterov with optimizer={config.optim.optimizer}: it is a form of momentum; set --optimizer momentum"
         )
 
 
@@ -133,7 +133,7 @@ def _whole_spans(config: Config) -> None:
     span, replicas = config.parallel.bn_span, config.parallel.replicas
     if replicas % span:
         raise ConfigError(
-            f"bn-span={span} with replicas={replicas}: spans are groups of neighbours and must divide the replicas; "
+            f"bn-span={span} with replicas={replicas}: spans are groups of neighbors and must divide the replicas; "
             f"choose a divisor of {replicas}"
         )
 
@@ -198,9 +198,9 @@ def _rising_ranges(config: Config) -> None:
 
 
 def _strengths_from_zero_to_one(config: Config) -> None:
-    if not all(0 <= strength <= 1 for strength in config.data.colour_jitter):
-        shown = " ".join(f"{strength:g}" for strength in config.data.colour_jitter)
-        raise ConfigError(f"colour-jitter={shown}: strengths of brightness, contrast, saturation are 0 to 1")
+    if not all(0 <= strength <= 1 for strength in config.data.color_jitter):
+        shown = " ".join(f"{strength:g}" for strength in config.data.color_jitter)
+        raise ConfigError(f"color-jitter={shown}: strengths of brightness, contrast, saturation are 0 to 1")
 
 
 DATA_RULES = (

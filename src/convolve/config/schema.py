@@ -24,7 +24,7 @@ class ModelConfig(Section):
     model_size: str | None = Field(
         None, coerce_numbers_to_str=True, description="size within a family, as in --model resnet --model-size 50"
     )
-    norm_type: Literal["batch", "group", "layer", "none"] | None = Field(None, description="kind of normalisation")
+    norm_type: Literal["batch", "group", "layer", "none"] | None = Field(None, description="kind of normalization")
     groups: int | None = Field(None, ge=1, description="groups of group norm")
     bn_decay: float | None = Field(None, ge=0, lt=1, description="share of the old batch-norm statistics kept per pass")
     norm_epsilon: float | None = Field(None, gt=0, description="epsilon inside the root of the norms")
@@ -43,7 +43,7 @@ class ModelConfig(Section):
     use_relu: bool | None = Field(None, description="efficientnet: ReLU instead of swish")
     dropout_rate: float | None = Field(None, ge=0, lt=1, description="share dropped before the classifier")
     block_survival_prob: float | None = Field(None, gt=0, le=1, description="stochastic depth: last block's survival")
-    proxy_norm: bool | None = Field(None, description="efficientnet: normalise activations by a Gaussian proxy")
+    proxy_norm: bool | None = Field(None, description="efficientnet: normalize activations by a Gaussian proxy")
     proxy_epsilon: float | None = Field(None, gt=0, description="epsilon of the proxy's variance")
     init_path: Path | None = Field(
         None, description="safetensors file or checkpoint to take initial weights from (also torchvision's, timm's)"
@@ -64,12 +64,12 @@ class DataConfig(Section):
     download: bool = Field(True, description="fetch a known data set that is not there yet")
     generated_data: bool = Field(False, description="random images made once on the host, for speed measurements")
     synthetic_data: bool = Field(False, description="random images that live on the device, no host input at all")
-    normalisation: Literal["unit", "symmetric", "standard", "imagenet", "imagenet-mean"] = Field(
+    normalization: Literal["unit", "symmetric", "standard", "imagenet", "imagenet-mean"] = Field(
         "unit",
         description="pixels become [0, 1], [-1, 1], mean 0 and deviation 1 over the training set, the same with "
         "ImageNet's figures, or only ImageNet's mean is taken away",
     )
-    hostside_norm: bool = Field(False, description="normalise on the host and move floats; off: move bytes")
+    hostside_norm: bool = Field(False, description="normalize on the host and move floats; off: move bytes")
     hold_out: int = Field(0, ge=0, description="number of first training images that are kept out of training")
     dataset_percentage_to_use: float = Field(100.0, gt=0, le=100, description="share of the training images to use")
     image_size: int | None = Field(
@@ -90,7 +90,7 @@ class DataConfig(Section):
     crop_aspect: tuple[float, float] = Field((0.75, 4 / 3), description="resized-crop-flip: range of width to height")
     cutout: int = Field(0, ge=0, description="side of a square that is cut out of every training image")
     erase_probability: float = Field(0.0, ge=0, le=1, description="probability of erasing a random rectangle")
-    colour_jitter: tuple[float, float, float] = Field(
+    color_jitter: tuple[float, float, float] = Field(
         (0.0, 0.0, 0.0), description="strength of random changes to brightness, contrast, saturation"
     )
     randaugment_layers: int = Field(0, ge=0, le=8, description="RandAugment: operations on each image")

@@ -25,7 +25,7 @@ class OptimConfig(Section):
     valid_batch_size: int | None = Field(None, ge=1, description="samples per pass in validation; unset: chosen")
     epochs: float | None = Field(None, gt=0, description="passes over the training data")
     iterations: int | None = Field(None, ge=1, description="weight updates; instead of --epochs")
-    optimiser: Annotated[
+    optimizer: Annotated[
         Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"],
         BeforeValidator(partial(normalize_choice, {"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"})),
     ] = Field("sgd", description="update rule; rmsprop-tf has its epsilon inside the root and begins at 1")
@@ -37,7 +37,7 @@ class OptimConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of momentum, rmsprop, lars and muon")
     nesterov: bool = Field(False, description="Nesterov form of momentum")
     adam_betas: tuple[float, float] = Field((0.9, 0.999), description="moment decays of adam and adamw")
-    optimiser_epsilon: float = Field(1e-8, gt=0, description="epsilon in the denominator of adam and adamw")
+    optimizer_epsilon: float = Field(1e-8, gt=0, description="epsilon in the denominator of adam and adamw")
     rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="share of the old mean square that rmsprop keeps")
     rmsprop_base_decay_exp: float | None = Field(
         None, description="N for an rmsprop decay of 1 - 2^N x global batch; instead of --rmsprop-decay"
@@ -48,7 +48,7 @@ class OptimConfig(Section):
     muon_rest_momentum: float | None = Field(
         None, ge=0, lt=1, description="muon: momentum of what is not a convolution; unset: the same"
     )
-    muon_rounds: int = Field(5, ge=1, description="muon: rounds of the orthogonalisation")
+    muon_rounds: int = Field(5, ge=1, description="muon: rounds of the orthogonalization")
     muon_fixed_norm: bool = Field(
         False, description="muon: bring each convolution to the norm sqrt(outputs) before each update, instead of decay"
     )
@@ -160,11 +160,11 @@ class ParallelConfig(Section):
     title = "parallel"
 
     replicas: int = Field(1, ge=1, description="data-parallel copies of the model, one process each")
-    bn_span: int = Field(1, ge=1, description="neighbouring replicas whose batch norms see their samples as one batch")
+    bn_span: int = Field(1, ge=1, description="neighboring replicas whose batch norms see their samples as one batch")
     identical_replica_seeding: bool = Field(
         False, description="replicas draw the same random masks and roundings, as if each were the first"
     )
-    rts: bool = Field(False, description="replicated tensor sharding: each replica keeps its share of optimiser state")
+    rts: bool = Field(False, description="replicated tensor sharding: each replica keeps its share of optimizer state")
     shards: int = Field(1, ge=1, description="stages the model is split into, one process each")
     pipeline_splits: tuple[str, ...] = Field(
         AUTO_SPLITS, description="blocks at which the stages after the first begin; auto: balanced by measured time"

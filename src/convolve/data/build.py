@@ -50,17 +50,17 @@ def count_used(count: int, config: DataConfig) -> int:
 def fit_normalization(samples: Samples, config: DataConfig, model_size: int | None = None) -> Transform:
     """The transform for these samples; `model_size` is the side that the network is made for."""
     if isinstance(samples, Split):
-        return fit_transform(samples, config.normalisation, config.image_size)
+        return fit_transform(samples, config.normalization, config.image_size)
     assert isinstance(samples, EncodedImages), "samples are in memory or in a gallery"
-    return fit_image_statistics(samples, config.normalisation, config.image_size or model_size or USUAL_PHOTO_SIZE)
+    return fit_image_statistics(samples, config.normalization, config.image_size or model_size or USUAL_PHOTO_SIZE)
 
 
 def augment_of(config: DataConfig, samples: Samples) -> Augment:
     """What happens to training images; `auto` goes by what they are."""
     kind: str = config.augment
     if kind == "auto":
-        colour = isinstance(samples, Split) and samples.images.shape[3] == 3
-        kind = "resized-crop-flip" if isinstance(samples, EncodedImages) else "pad-crop-flip" if colour else "none"
+        color = isinstance(samples, Split) and samples.images.shape[3] == 3
+        kind = "resized-crop-flip" if isinstance(samples, EncodedImages) else "pad-crop-flip" if color else "none"
     if config.train_with_valid_preprocessing:
         return NO_AUGMENT
     padded = _CROPS.get(kind) == "pad"
@@ -68,7 +68,7 @@ def augment_of(config: DataConfig, samples: Samples) -> Augment:
         raise ConfigError(f"augment={kind}: it is for small images in memory; photographs take resized-crop-flip")
     if isinstance(samples, Split) and padded and config.padding_mode == "reflect":
         _check_reflection(config.crop_padding, min(samples.images.shape[1:3]))
-    jitter = config.colour_jitter
+    jitter = config.color_jitter
     return Augment(
         crop=_CROPS.get(kind, "none"),
         flip="none" if kind in ("none", "pad-crop") else config.flip,

@@ -1,4 +1,4 @@
-"""The known data sets: what they are, how their contents are recognised and where they can be had.
+"""The known data sets: what they are, how their contents are recognized and where they can be had.
 
 `convolve describe`: what a network is made of, by its name, by a named config, or by a run.
 
@@ -66,7 +66,7 @@ class DatasetInfo:
     """One known data set.
 
     `files` are training images, training labels, test images, test labels of an `idx` set; of a `cifar` set the record
-    files, the test file last. `contents` recognises the samples in any order (see `fingerprint.py`). `folders` are the
+    files, the test file last. `contents` recognizes the samples in any order (see `fingerprint.py`). `folders` are the
     subfolders of a data folder in which other tools keep this set.
     """
 
@@ -78,7 +78,7 @@ class DatasetInfo:
     test_count: int
     files: tuple[IdxFile, ...]
     contents: tuple[str, str]
-    licence: str
+    license: str
     layout: Literal["idx", "cifar"] = "idx"
     archive: Archive | None = None
     folders: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def _idx_files(hashes: tuple[str, str, str, str], counts: tuple[int, int], pixel
 
 MNIST = DatasetInfo(
     name="mnist",
-    what="handwritten digits, 28x28 grey, 60,000 training and 10,000 test images",
+    what="handwritten digits, 28x28 gray, 60,000 training and 10,000 test images",
     classes=_DIGITS,
     image_shape=(28, 28, 1),
     train_count=60_000,
@@ -133,7 +133,7 @@ MNIST = DatasetInfo(
         "f369600cfdcfac9c1137da8c98b3929d29b267e6fc9d8245515572ad325394c4",
         "b54a2661f636a63dd4716357849ddc9c7e99c71c7f6f2688559386fefd6b4abb",
     ),
-    licence="CC BY-SA 3.0 as commonly stated; Y. LeCun, C. Cortes, C. J. C. Burges",
+    license="CC BY-SA 3.0 as commonly stated; Y. LeCun, C. Cortes, C. J. C. Burges",
     folders=("mnist", "MNIST/raw"),
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -151,7 +151,7 @@ MNIST = DatasetInfo(
 
 FASHION_MNIST = DatasetInfo(
     name="fashion-mnist",
-    what="pieces of clothing, 28x28 grey, 60,000 training and 10,000 test images",
+    what="pieces of clothing, 28x28 gray, 60,000 training and 10,000 test images",
     classes=_CLOTHES,
     image_shape=(28, 28, 1),
     train_count=60_000,
@@ -170,7 +170,7 @@ FASHION_MNIST = DatasetInfo(
         "bee6ecb603506736a19794d8311481bcb64b1677ebd12e9a64c125b7374854b7",
         "48449e0011649d69a17f02cade518048bf1304f9d527399bea8cb6cad2ef51b0",
     ),
-    licence="MIT; Zalando SE",
+    license="MIT; Zalando SE",
     folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
     mirrors=(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
@@ -182,7 +182,7 @@ FASHION_MNIST = DatasetInfo(
 
 DIGITS = DatasetInfo(
     name="digits",
-    what="handwritten digits shipped with convolve, 8x8 brought to 28x28 grey, 1,500 training and 297 test images",
+    what="handwritten digits shipped with convolve, 8x8 brought to 28x28 gray, 1,500 training and 297 test images",
     classes=_DIGITS,
     image_shape=(28, 28, 1),
     train_count=1_500,
@@ -201,7 +201,7 @@ DIGITS = DatasetInfo(
         "ce7ae01dee688e2b3baade1c30cb6628027696935e6e95414d5a9cf93623e903",
         "a5e15a2157a0c47c7161f9ca435e6d19396ac9ee88bdf625bc864514763d036f",
     ),
-    licence="CC BY 4.0; E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, doi 10.24432/C50P49",
+    license="CC BY 4.0; E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, doi 10.24432/C50P49",
 )
 
 
@@ -233,7 +233,7 @@ CIFAR10 = DatasetInfo(
         "56491532161b129997b36b4cc9234b5710687d28e713941b9f0f15b43c3e7a5f",
         "6bfcc67f6bb9f056499e7e1d36246f56407b8057d84aeccf469881d1d7ac9ec1",
     ),
-    licence=_CIFAR_LICENSE,
+    license=_CIFAR_LICENSE,
     layout="cifar",
     archive=Archive(
         "cifar-10-binary.tar.gz",
@@ -259,7 +259,7 @@ CIFAR100 = DatasetInfo(
         IdxFile("test.bin", 30_740_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
     ),
     contents=("", ""),
-    licence=_CIFAR_LICENSE,
+    license=_CIFAR_LICENSE,
     layout="cifar",
     archive=Archive(
         "cifar-100-binary.tar.gz",

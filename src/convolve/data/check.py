@@ -1,6 +1,6 @@
 """Looking at every picture of a data set: what is broken, odd, doubled or not what its name says.
 
-Recognising known contents, in the published order (sha256 of IDX files) or in any other (sum of sample hashes).
+Recognizing known contents, in the published order (sha256 of IDX files) or in any other (sum of sample hashes).
 
 The `data` verb: what is known and where it is, fetching it, checking it, making it quick to read.
 """
@@ -125,11 +125,11 @@ def _examine_bytes(name: str, data: bytes) -> Iterator[Issue]:
     if kind and ending and ": sample" not in name and ending not in endings:
         yield Issue("misnamed", name, f"holds {kind}")
     if kind == "JPEG" and _count_components(data) == 4:
-        yield Issue("CMYK", name, "four colour channels; it is converted at some cost")
+        yield Issue("CMYK", name, "four color channels; it is converted at some cost")
 
 
 def _count_components(jpeg: bytes) -> int:
-    """The number of colour channels in a JPEG's frame header; 0 where none is found."""
+    """The number of color channels in a JPEG's frame header; 0 where none is found."""
     at = 2
     while at + 9 < len(jpeg) and jpeg[at] == 0xFF:
         if jpeg[at + 1] in _START_OF_FRAME:
@@ -147,7 +147,7 @@ class DatasetListing:
     place: str | None
     stored_bytes: int
     fetched_bytes: int
-    licence: str
+    licence: str  # a key of `--json` that was published in this spelling
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ class DataReport:
 
 
 def list_datasets() -> list[DatasetListing]:
-    """Every known data set with its place, sizes and licence."""
+    """Every known data set with its place, sizes and license."""
     return [
-        DatasetListing(entry.name, entry.what, _location(entry), entry.stored_bytes, entry.fetched_bytes, entry.licence)
+        DatasetListing(entry.name, entry.what, _location(entry), entry.stored_bytes, entry.fetched_bytes, entry.license)
         for entry in CATALOG.values()
     ]
 

@@ -1,4 +1,4 @@
-"""Recognising known contents, in the published order (sha256 of IDX files) or in any other (sum of sample hashes)."""
+"""Recognizing known contents, in the published order (sha256 of IDX files) or in any other (sum of sample hashes)."""
 
 import hashlib
 from collections.abc import Iterator

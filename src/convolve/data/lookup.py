@@ -6,7 +6,7 @@ A data set that was named is found or is an error; only where none was named may
 
 The digits that ship inside the package, brought to the form of MNIST.
 
-The stored images are 8x8 with values 0 to 16. They are enlarged to 20x20 by linear interpolation between pixel centres,
+The stored images are 8x8 with values 0 to 16. They are enlarged to 20x20 by linear interpolation between pixel centers,
 in whole numbers, so that every machine gets the same bytes, and get a margin of 4 pixels. The last 297 are for testing.
 The collection came from 43 people; these images are from 13 of them, and the cut by position keeps no writer apart.
 
@@ -186,7 +186,7 @@ _SMALL, _LARGE, _MARGIN, _BRIGHTEST = 8, 20, 4, 16
 
 
 def load_digits() -> Dataset:
-    """The shipped digits as 28x28 grey images, light on dark."""
+    """The shipped digits as 28x28 gray images, light on dark."""
     images = enlarge(read_images(_FOLDER / "images-idx3-ubyte.gz", limit=1 << 20))
     labels = read_labels(_FOLDER / "labels-idx1-ubyte.gz", limit=1 << 20)
     cut = DIGITS.train_count
@@ -207,7 +207,7 @@ def enlarge(small: Images) -> Images:
 
 
 def _interpolation() -> np.typing.NDArray[np.int64]:
-    """Weights [20, 8] in tenths: the centre of large pixel i lies at (4 i - 3) / 10 of the small grid."""
+    """Weights [20, 8] in tenths: the center of large pixel i lies at (4 i - 3) / 10 of the small grid."""
     weights = np.zeros((_LARGE, _SMALL), np.int64)
     for row in range(_LARGE):
         left, tenths = divmod(4 * row - 3, 10)
@@ -234,7 +234,7 @@ def generated_dataset(entry: DatasetInfo, seed: int) -> Dataset:
 
 
 def generated_photos(size: int, seed: int) -> Dataset:
-    """A few hundred random colour images in a thousand classes, in the place of photographs."""
+    """A few hundred random color images in a thousand classes, in the place of photographs."""
     train, test = (generated_split(count, size, 3, 1000, seed + split) for split, count in enumerate((512, 128)))
     classes = tuple(str(number) for number in range(1000))
     return Dataset("pictures", train, test, classes, f"random images of {size} x {size}")

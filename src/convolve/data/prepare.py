@@ -47,7 +47,7 @@ _SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What to make; `size` resizes to centred squares, `quality` is that of JPEGs made anew."""
+    """What to make; `size` resizes to centered squares, `quality` is that of JPEGs made anew."""
 
     kind: Literal["webdataset", "raw"] = "webdataset"
     size: int | None = None
@@ -145,7 +145,7 @@ def hash_file(path: Path) -> str:
 
 
 def _crop_square(decoder: Decoder, row: int, size: int) -> Images:
-    """The centred square of a picture at the given size."""
+    """The centered square of a picture at the given size."""
     pixels = torch.empty((size, size, 3), dtype=torch.uint8)
     decoder.decode(row, lambda full: center_box(full, 1.0), pixels, flip=False)
     return pixels.numpy()

@@ -70,7 +70,7 @@ class Collectives(Protocol):
     def first(self) -> bool:
         """Whether this process is the one that speaks, logs and saves."""
 
-    def synchroniser(self, model: nn.Module, extra: int = 0) -> GradientSync:
+    def synchronizer(self, model: nn.Module, extra: int = 0) -> GradientSync:
         """What adds this model's gradients up over replicas, and that many other elements."""
 
     def add_up(self, values: Tensor) -> Tensor:
@@ -80,10 +80,10 @@ class Collectives(Protocol):
         """The sum of a small tensor over the stages of this replica, on all of them, in the order of ranks."""
 
     def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
-        """What adds a tensor up over groups of that many neighbouring replicas."""
+        """What adds a tensor up over groups of that many neighboring replicas."""
 
     def share_ownership(self, model: nn.Module) -> OptimizerSharding | NoSharding:
-        """Optimiser state shared out over replicas."""
+        """Optimizer state shared out over replicas."""
 
     def join_pipeline(self, part: nn.Module, shapes: tuple[Shape, Shape], schedule: str) -> Pipeline:
         """This process's place among the stages of its replica."""
@@ -113,7 +113,7 @@ class SingleProcess:
     topology = Topology()
     first = True
 
-    def synchroniser(self, model: nn.Module, extra: int = 0) -> GradientSync:
+    def synchronizer(self, model: nn.Module, extra: int = 0) -> GradientSync:
         """Nothing to add up."""
         return NoSync()
 
@@ -186,7 +186,7 @@ class DistributedCollectives:
         """Whether this is rank 0."""
         return self.topology.rank == 0
 
-    def synchroniser(self, model: nn.Module, extra: int = 0) -> GradientSync:
+    def synchronizer(self, model: nn.Module, extra: int = 0) -> GradientSync:
         """Buckets over replicas; a single replica needs none."""
         inner: GradientSync = NoSync()
         if self.topology.replicas > 1:
@@ -204,7 +204,7 @@ class DistributedCollectives:
         return _ordered_sum(values, self._stages)
 
     def span(self, replicas: int) -> Callable[[Tensor], Tensor]:
-        """Sums over neighbours; all processes make all groups, in the same order."""
+        """Sums over neighbors; all processes make all groups, in the same order."""
         topology = self.topology
         members = [topology.same_stage(stage) for stage in range(topology.stages)]
         spans = [ranks[i : i + replicas] for ranks in members for i in range(0, len(ranks), replicas)]

@@ -94,7 +94,7 @@ Reduce = Callable[[Tensor], Finish]
 
 @dataclass
 class Bucket:
-    """Neighbouring parameters whose gradients travel together, and `more` elements; the last of them is a wish to stop.
+    """Neighboring parameters whose gradients travel together, and `more` elements; the last of them is a wish to stop.
 
     `parts` are views of the flat buffer that lie in memory as the parameters do, so that nothing is rearranged.
     """
@@ -130,7 +130,7 @@ class Bucket:
             torch._foreach_copy_([part for part, _ in present], [one for _, one in present])
 
     def unpack(self) -> None:
-        """Show the sums to the optimiser, where they are."""
+        """Show the sums to the optimizer, where they are."""
         for parameter, part in zip(self.parameters, self.parts, strict=True):
             parameter.grad = part
 

@@ -1,7 +1,7 @@
-"""Optimiser state shared out over replicas: each keeps, and updates with, its own part of it.
+"""Optimizer state shared out over replicas: each keeps, and updates with, its own part of it.
 
 Every replica has the whole gradient after the sum. It updates the parameters that it owns, and then hands them to the
-others; the result is that of a plain optimiser, with 1/N of the state in each process. Owners are chosen so that all
+others; the result is that of a plain optimizer, with 1/N of the state in each process. Owners are chosen so that all
 have about the same number of weights to look after, by the same rule everywhere.
 """
 

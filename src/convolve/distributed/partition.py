@@ -10,7 +10,7 @@ the first j blocks,
 
 where cost(i, j) adds up blocks i to j - 1, and is infinite where these blocks do not fit into a stage's memory.
 
-What a training run is at one moment: weights, optimiser state, two integers, and the loss scale.
+What a training run is at one moment: weights, optimizer state, two integers, and the loss scale.
 """
 
 import json
@@ -45,7 +45,7 @@ class LocalShard:
 
     @property
     def shared_out(self) -> bool:
-        """Whether replicas hold different optimiser state."""
+        """Whether replicas hold different optimizer state."""
         return isinstance(self.ownership, OptimizerSharding)
 
     def keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class LocalShard:
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
 
     def keep_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The optimiser state of the parameters that this process updates."""
+        """The optimizer state of the parameters that this process updates."""
         return {name: tensor for name, tensor in tensors.items() if self.ownership.owns(name.rpartition(".")[0])}
 
 

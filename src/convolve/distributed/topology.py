@@ -1,7 +1,7 @@
 """Who is who among the processes of a training.
 
 Ranks are numbered stage by stage within a replica: rank = replica * stages + stage. So the stages of one replica, which
-talk to each other for every micro batch, are neighbours.
+talk to each other for every micro batch, are neighbors.
 """
 
 import os

@@ -95,9 +95,9 @@ def fit(
         if state.samples >= total:
             break
         before = state.samples
-        parts.synchronise.ask_to_stop(request.signal is not None)
+        parts.synchronize.ask_to_stop(request.signal is not None)
         train_step(state, window, parts)
-        last = state.samples >= total or parts.synchronise.stop_agreed
+        last = state.samples >= total or parts.synchronize.stop_agreed
         for action in actions:
             action.after(before, state, last)
         if last:

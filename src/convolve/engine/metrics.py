@@ -1,4 +1,4 @@
-"""Counters that stay on the device: what a step adds to them costs no synchronisation."""
+"""Counters that stay on the device: what a step adds to them costs no synchronization."""
 
 import math
 from dataclasses import dataclass

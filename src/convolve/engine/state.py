@@ -1,4 +1,4 @@
-"""What a training run is at one moment: weights, optimiser state, two integers, and the loss scale."""
+"""What a training run is at one moment: weights, optimizer state, two integers, and the loss scale."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ class TrainState:
     """Everything that a step reads and changes. `samples` is the position in the data; nothing else has to be kept."""
 
     model: Network
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     step: int = 0
     samples: int = 0
     arithmetic: Execution = field(default_factory=PlainExecution)
@@ -35,7 +35,7 @@ class TrainState:
         Nothing in it tells of the layout: with several processes the first one gets all tensors under their own names.
         """
         team = team or SingleProcess()
-        own = state_tensors(self.optimiser, self.model)
+        own = state_tensors(self.optimizer, self.model)
         tensors = {
             "model": team.collect(self.model.state_dict()),
             "optimizer": team.collect(own, from_replicas=self.holdings.shared_out),
@@ -50,7 +50,7 @@ class TrainState:
         """Become the state that a snapshot holds, bit for bit."""
         here = {part: self.holdings.keep(tensors) for part, tensors in snapshot.tensors.items()}
         load_weights(self.model, Snapshot(here, snapshot.state))
-        load_state(self.optimiser, self.model, self.holdings.keep_state(here.get("optimizer", {})))
+        load_state(self.optimizer, self.model, self.holdings.keep_state(here.get("optimizer", {})))
         self.averager.restore(here.get("averages", {}))
         self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
         self.scaler.restore(dict(snapshot.state.get("scaling", {})))

@@ -29,27 +29,27 @@ class StepParts:
     clip: Clip
     seed: int = 0
     team: Collectives = field(default_factory=SingleProcess)
-    synchronise: GradientSync = field(default_factory=NoSync)
+    synchronize: GradientSync = field(default_factory=NoSync)
     ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
 
 
 def train_step(state: TrainState, window: StepBatch, parts: StepParts) -> None:
     """Learn from one window. Prints nothing, saves nothing; reads the device only where a verdict is needed.
 
-    The executor runs the micro batches, replicas synchronise, gradients are settled (unscaled, and all ranks agree
+    The executor runs the micro batches, replicas synchronize, gradients are settled (unscaled, and all ranks agree
     whether they are finite), then clipped; the update is made under the rounding policy, or skipped and counted; the
     scaler follows the verdict. A skipped step has seen its samples: position and schedule move on.
     """
-    set_learning_rate(state.optimiser, parts.schedule(state.samples))
+    set_learning_rate(state.optimizer, parts.schedule(state.samples))
     parts.executor.run(window, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model)
-    seen = parts.synchronise(state.model, statistics.flat)
+    seen = parts.synchronize(state.model, statistics.flat)
     verdict = state.scaler.settle(state.model, state.arithmetic.overflowed())
     if verdict.clean:
         statistics.settle(seen)
         parts.clip(state.model)
-        state.optimiser.step()
-        state.arithmetic.settle(state.optimiser, parts.seed, state.step)
+        state.optimizer.step()
+        state.arithmetic.settle(state.optimizer, parts.seed, state.step)
         parts.ownership.spread(state.model)
         state.averager.follow(state.model, state.step)
     state.model.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ Every format takes uint8 pixels [N, H, W, C] with any N and gives float32 logits
     aoti         machine code for this CPU in one package (AOTInductor), for C++ without Python, and for PyTorch
     safetensors  the weights alone with the card; for other programs that have the network's code
 
-The whole way from pixels to logits as one module: what is exported has no normalisation left to forget.
+The whole way from pixels to logits as one module: what is exported has no normalization left to forget.
 """
 
 import copy
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise and classify."""
+        """Normalize and classify."""
         images = pixels.to(torch.float32) * self.scale + self.shift
         logits: Tensor = self.network(images.permute(0, 3, 1, 2))
         return logits

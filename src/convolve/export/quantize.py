@@ -42,7 +42,7 @@ def quantize(source: Path, target: Path, card: ModelMetadata, images: Pixels) ->
     batches = [chosen[start : start + CALIBRATION_BATCH] for start in range(0, len(chosen), CALIBRATION_BATCH)]
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # the quantiser speaks through the root logger
+    root.setLevel(logging.ERROR)  # the quantizer speaks through the root logger
     try:
         with quiet():
             quantize_static(

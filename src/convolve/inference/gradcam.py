@@ -26,7 +26,7 @@ _VISIBLE_SIDE = 224
 
 
 def explain(network: Network, images: Tensor, answers: Tensor) -> Heat:
-    """Heat maps [N, H, W] in 0..1 for normalised images [N, C, H, W] and the classes to explain."""
+    """Heat maps [N, H, W] in 0..1 for normalized images [N, C, H, W] and the classes to explain."""
     size = (images.shape[2], images.shape[3])
     with torch.inference_mode(False), torch.enable_grad():
         activations, logits = _run(network, images.clone())
@@ -61,9 +61,9 @@ def paint(pixels: Images, heat: Heat) -> bytes:
     shade = np.clip(heat, 0, 1)[..., None] * (len(_STOPS) - 1)
     place = np.minimum(shade.astype(np.int64), len(_STOPS) - 2)
     low, high = _STOPS[place[..., 0]], _STOPS[place[..., 0] + 1]
-    colours = low + (high - low) * (shade - place)
+    colors = low + (high - low) * (shade - place)
     weight = 0.15 + 0.45 * np.clip(heat, 0, 1)[..., None]
-    mixed = np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (1 - weight) + colours * weight
+    mixed = np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (1 - weight) + colors * weight
     image = Image.fromarray(np.clip(np.rint(mixed), 0, 255).astype(np.uint8))
     return to_png(image)
 

@@ -1,8 +1,8 @@
 """The card of a trained network: what anybody needs who has the weights and nothing else.
 
 It travels inside every exported file, so that a file alone is enough to classify a picture: the class names, the size
-and normalisation of the input, and how a picture becomes that input ("digit": centred as MNIST does it; "photo": scaled
-and cut to the middle).
+and normalization of the input, and how a picture becomes that input ("digit": centered as MNIST does it; "photo":
+scaled and cut to the middle).
 
 `convolve export`: a trained network as a file for other programs, proven before it gets its name.
 """
@@ -74,7 +74,7 @@ class ModelMetadata:
 
 
 def choose_fit(transform: Transform) -> str:
-    """How pictures become the input of a network: square grey inputs are digits, all else photographs."""
+    """How pictures become the input of a network: square gray inputs are digits, all else photographs."""
     return "digit" if transform.channels == 1 and transform.height == transform.width else "photo"
 
 

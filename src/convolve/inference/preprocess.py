@@ -24,16 +24,16 @@ def fit_digit(image: Images, size: int, invert: bool | None) -> Images:
     """A picture [H, W, C] of one digit as [size, size, 1], light on dark, as MNIST prepares its digits.
 
     The paper becomes 0, the ink keeps its contrast to the paper and its proportions, fills 20/28 of the size and is
-    centred by its centre of mass. A picture that already has the size and is light on dark is returned as it is.
+    centered by its center of mass. A picture that already has the size and is light on dark is returned as it is.
 
     Args:
         invert: whether the ink is darker than the paper; None: found out from the border.
     """
-    grey = _to_gray(image)
-    dark_on_light = _is_dark_on_light(grey) if invert is None else invert
-    if grey.shape == (size, size) and not dark_on_light:
-        return grey[..., np.newaxis]
-    ink = _lift_ink(255 - grey if dark_on_light else grey)
+    gray = _to_gray(image)
+    dark_on_light = _is_dark_on_light(gray) if invert is None else invert
+    if gray.shape == (size, size) and not dark_on_light:
+        return gray[..., np.newaxis]
+    ink = _lift_ink(255 - gray if dark_on_light else gray)
     return _place(_scale(_crop(ink), round(size * _INK_BOX)), size)[..., np.newaxis]
 
 
@@ -43,31 +43,31 @@ def _to_gray(image: Images) -> Images:
     return ((image.astype(np.int64) @ _LUMA + 500) // 1000).astype(np.uint8)
 
 
-def _border(grey: Images) -> Images:
-    return np.concatenate((grey[0], grey[-1], grey[1:-1, 0], grey[1:-1, -1]))
+def _border(gray: Images) -> Images:
+    return np.concatenate((gray[0], gray[-1], gray[1:-1, 0], gray[1:-1, -1]))
 
 
-def _is_dark_on_light(grey: Images) -> bool:
+def _is_dark_on_light(gray: Images) -> bool:
     """Whether most of the border is on the brighter side of the best cut between the picture's two shades."""
-    if grey.min() == grey.max():
-        return bool(grey.flat[0] > 127)
-    return float((_border(grey) > _find_cut(grey)).mean()) > 0.5
+    if gray.min() == gray.max():
+        return bool(gray.flat[0] > 127)
+    return float((_border(gray) > _find_cut(gray)).mean()) > 0.5
 
 
-def _find_cut(grey: Images) -> int:
+def _find_cut(gray: Images) -> int:
     """Otsu's threshold: the cut that separates two shades best."""
-    counts = np.bincount(grey.reshape(-1), minlength=256).astype(np.float64)
-    below, total = np.cumsum(counts), float(grey.size)
+    counts = np.bincount(gray.reshape(-1), minlength=256).astype(np.float64)
+    below, total = np.cumsum(counts), float(gray.size)
     moment = np.cumsum(counts * np.arange(256))
     with np.errstate(divide="ignore", invalid="ignore"):
         between = (moment[-1] * below - moment * total) ** 2 / (below * (total - below))
     return int(np.argmax(np.nan_to_num(between, nan=0.0, posinf=0.0)))
 
 
-def _lift_ink(grey: Images) -> Images:
+def _lift_ink(gray: Images) -> Images:
     """Brightness above the paper, which is what most of the border shows."""
-    paper = int(np.median(_border(grey)))
-    return np.maximum(grey, paper) - np.uint8(paper)
+    paper = int(np.median(_border(gray)))
+    return np.maximum(gray, paper) - np.uint8(paper)
 
 
 def _crop(ink: Images) -> Images:
@@ -92,7 +92,7 @@ def _scale(ink: Images, box: int) -> Images:
 
 
 def _place(ink: Images, size: int) -> Images:
-    """The ink on an empty square, its centre of mass in the middle as far as the edges allow."""
+    """The ink on an empty square, its center of mass in the middle as far as the edges allow."""
     height, width = ink.shape
     weight = ink.astype(np.float64)
     total = weight.sum()
@@ -120,7 +120,7 @@ def fit_image(picture: Images, card: ModelMetadata, invert: bool | None = None) 
 
 
 def fit_photo(picture: Images, transform: Transform) -> Images:
-    """The middle of a photograph as validation sees it: the centred square of the share that the transform names,
+    """The middle of a photograph as validation sees it: the centered square of the share that the transform names,
     resized. A picture that has the size of the input already is returned as it is."""
     if picture.shape[:2] == (transform.height, transform.width):
         return picture

@@ -34,7 +34,7 @@ def can_run(x: Tensor, weight: Tensor) -> bool:
 def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: Activation = "none"
 ) -> tuple[Tensor, Tensor]:
-    """The images, normalised by their own statistics and activated; and each channel's mean and unbiased variance."""
+    """The images, normalized by their own statistics and activated; and each channel's mean and unbiased variance."""
     assert can_run(x, weight), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
     y, found = _BatchNorm.apply(x, weight, bias, eps, ACTIVATIONS.index(activation))  # type: ignore[no-untyped-call]
     return y, found[:2]

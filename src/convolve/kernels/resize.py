@@ -56,11 +56,11 @@ def plan_axis(inputs: int, outputs: int, *, mirrored: bool) -> Axis:
     """What each output of an axis is made of; mirrored: as if the inputs stood in reverse."""
     scale = inputs / outputs
     reach, inverse = max(scale, 1.0), 1.0 / max(scale, 1.0)
-    centre = scale * (np.arange(outputs) + 0.5)
-    low = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
-    counts = np.minimum((centre + reach + 0.5).astype(np.int64), inputs) - low
+    center = scale * (np.arange(outputs) + 0.5)
+    low = np.maximum((center - reach + 0.5).astype(np.int64), 0)
+    counts = np.minimum((center + reach + 0.5).astype(np.int64), inputs) - low
     taps = np.arange(int(counts.max()))
-    weights = np.maximum(1 - np.abs((taps + low[:, None] - centre[:, None] + 0.5) * inverse), 0.0)
+    weights = np.maximum(1 - np.abs((taps + low[:, None] - center[:, None] + 0.5) * inverse), 0.0)
     weights[taps >= counts[:, None]] = 0
     weights /= np.cumsum(weights, axis=1)[:, -1:]  # added from left to right, as torch does
     largest = float(weights.max())

@@ -7,7 +7,7 @@ means m_i and unbiased variances v_i, over all replicas. Each forward pass only 
     running mean     := (1 - momentum) * running mean     + momentum * sum(n_i m_i) / sum(n_i)
     running variance := (1 - momentum) * running variance + momentum * sum(n_i v_i) / sum(n_i)
 
-With one micro batch per step this is what torch does. Normalisation itself uses the statistics of each micro batch.
+With one micro batch per step this is what torch does. Normalization itself uses the statistics of each micro batch.
 
 Norms of a span of replicas see their micro batches as one. With N, S = sum(x) and Q = sum(x^2) of each channel added up
 over the span, mean = S / N and variance = Q / N - mean^2, in the widest format that the device has. To torch's norm
@@ -48,12 +48,12 @@ class BatchNorm2d(nn.BatchNorm2d):
         self._sums: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise; in training by the micro batch's own statistics, which are added up for `settle`."""
+        """Normalize; in training by the micro batch's own statistics, which are added up for `settle`."""
         if not self.training:
             return super().forward(x)
         if self._suits_native(x):
             return self.activate(x, "none")
-        out, found, share = self._normalise_alone(x) if self._span is None else self._normalise_in_span(x, *self._span)
+        out, found, share = self._normalize_alone(x) if self._span is None else self._normalize_in_span(x, *self._span)
         self._count(x, found, share)
         return out
 
@@ -62,7 +62,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         return self.training and self._suits_native(x)
 
     def activate(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
-        """Normalise in training, and activate, in native code."""
+        """Normalize in training, and activate, in native code."""
         out, found = batch_norm.normalize(x, self.weight, self.bias, self.eps, activation)
         self._count(x, found, 1.0)
         return out
@@ -88,13 +88,13 @@ class BatchNorm2d(nn.BatchNorm2d):
         """From now on see the micro batches of this many replicas as one; `add` sums a tensor up over them."""
         self._span = (replicas, add)
 
-    def _normalise_alone(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _normalize_alone(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
         """The output, mean and unbiased variance, and how many passes this was."""
         found = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
         out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
         return out, found, 1.0
 
-    def _normalise_in_span(self, x: Tensor, replicas: int, add: SumFn) -> tuple[Tensor, Tensor, float]:
+    def _normalize_in_span(self, x: Tensor, replicas: int, add: SumFn) -> tuple[Tensor, Tensor, float]:
         """The same over a span, in which each replica makes its share of one pass."""
         with torch.no_grad():
             wide = x.to(accumulation_dtype(x.device))
@@ -103,10 +103,10 @@ class BatchNorm2d(nn.BatchNorm2d):
             mean, square = (total[:-1] / total[-1]).view(2, -1)
             variance = (square - mean * mean).clamp_min_(0)
             unbiased = variance * (total[-1] / (total[-1] - 1).clamp_min(1))
-        centre, spread = mean.float(), variance.float()
-        through = _SyncStatistics.apply(x, centre, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
-        out = functional.batch_norm(through, centre, spread, self.weight, self.bias, False, 0.0, self.eps)
-        return out, torch.stack((centre, unbiased.float())), 1 / replicas
+        center, spread = mean.float(), variance.float()
+        through = _SyncStatistics.apply(x, center, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
+        out = functional.batch_norm(through, center, spread, self.weight, self.bias, False, 0.0, self.eps)
+        return out, torch.stack((center, unbiased.float())), 1 / replicas
 
     def take_sums(self) -> Tensor:
         """What was added up since the last step, in one flat tensor: means, variances, samples and passes."""

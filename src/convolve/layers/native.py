@@ -2,7 +2,7 @@
 
 Parts of a network that native code does in fewer passes: a convolution with its 2x2 max-pool and ReLU, batch norms.
 
-The network keeps its blocks, names and parameters; only what a pass through three neighbours computes with changes. It
+The network keeps its blocks, names and parameters; only what a pass through three neighbors computes with changes. It
 goes through the layers themselves wherever somebody looks between them (hooks), where the graph is wanted (tracing,
 export) and where native code has no answer (other formats and devices).
 
@@ -125,7 +125,7 @@ def fuse_conv_pool_relu(network: nn.Module) -> list[str]:
 
 
 def use_native_norms(network: nn.Module) -> list[str]:
-    """Let native code normalise in training; returns the names of the norms."""
+    """Let native code normalize in training; returns the names of the norms."""
     norms = {name: module for name, module in network.named_modules() if isinstance(module, BatchNorm2d)}
     if not norms or batch_norm.load() is None:
         return []

@@ -1,8 +1,8 @@
-"""Normalisation layers by name, and proxy norm.
+"""Normalization layers by name, and proxy norm.
 
 The arithmetic of proxy norm (Labatie et al. 2021, section 4): a norm without batch dependence, followed by gamma, beta
-and the activation f, leaves y = f(gamma z + beta) unnormalised in each channel. A Gaussian proxy of z stands in for its
-distribution: with P ~ N(b, (1 + g)^2), b and g learnt and beginning at 0,
+and the activation f, leaves y = f(gamma z + beta) unnormalized in each channel. A Gaussian proxy of z stands in for its
+distribution: with P ~ N(b, (1 + g)^2), b and g learned and beginning at 0,
 
     out = (y - E[f(gamma P + beta)]) / sqrt(Var[f(gamma P + beta)] + epsilon)
 
@@ -69,7 +69,7 @@ def _largest_divisor(channels: int, limit: int) -> int:
 
 
 class ProxyNorm(nn.Module):
-    """An activation, normalised by its moments under a Gaussian proxy of what enters it."""
+    """An activation, normalized by its moments under a Gaussian proxy of what enters it."""
 
     def __init__(self, norm: nn.Module, activation: Callable[[Tensor], Tensor], epsilon: float) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class ProxyNorm(nn.Module):
         self.proxy_gamma = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activate and normalise."""
+        """Activate and normalize."""
         mean, scale = self._moments(x.dtype)
         return (self.activation(x) - mean[:, None, None]) * scale[:, None, None]
 

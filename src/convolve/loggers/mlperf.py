@@ -36,7 +36,7 @@ _SUBMISSION = {
 _OPTIONS = {
     "seed": "seed",
     "gradient_accumulation_steps": "gradient_accumulation_count",
-    "opt_name": "optimiser",
+    "opt_name": "optimizer",
     "opt_base_learning_rate": "learning_rate",
     "opt_weight_decay": "weight_decay",
     "opt_learning_rate_warmup_epochs": "warmup_epochs",

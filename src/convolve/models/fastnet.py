@@ -1,7 +1,7 @@
 """`fastnet`: a small network that learns CIFAR-10 in few operations.
 
 In the spirit of the public speed-run records (Jordan 2024, "94 % on CIFAR-10 in 3.29 seconds"): the first layer whitens
-2x2 patches and is computed from the training images instead of learnt, the other convolutions begin as partial
+2x2 patches and is computed from the training images instead of learned, the other convolutions begin as partial
 identities, norms have no gamma, and the logits are scaled down.
 
 The arithmetic of the first layer: with 2x2 patches p, and the eigenvectors v_i and eigenvalues l_i of E[p p^T], its

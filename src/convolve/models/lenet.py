@@ -6,7 +6,7 @@ stay as they are, and the activation works on a quarter of the elements. (For Re
 whose sigmoids round to one number are a tie for the pool in the other order only.)
 
 `lenet5` begins as torch's layers do: Kaiming-uniform with a = sqrt(5), weights and biases within 1/sqrt(fan-in).
-`lenet-bn`, `cnn-wide` and `lenet-sigmoid` are the networks of three published systems, with their initialisations.
+`lenet-bn`, `cnn-wide` and `lenet-sigmoid` are the networks of three published systems, with their initializations.
 The padded ones pool as "same" does there: an odd last row or column is kept, so that every image size works.
 """
 

@@ -92,7 +92,7 @@ class Network(nn.Module):
         return x
 
     def merge(self, names: Sequence[str], operation: FusedOp) -> None:
-        """From now on apply neighbouring blocks that belong together at once, where nobody watches between them."""
+        """From now on apply neighboring blocks that belong together at once, where nobody watches between them."""
         first, *others = names
         apart = [(group, old) for group, old in self._groups.items() if group[0] not in others]
         self._groups = dict((tuple(names), operation) if group[0] == first else (group, old) for group, old in apart)

@@ -132,8 +132,8 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # What a norm's module does besides is bookkeeping of its statistics.
             return None
         if self.policy.lists is not None:
-            colour = self.policy.lists.colour(func)
-            self._in_16_bits = self._in_16_bits if colour is ListColor.GREY else colour is ListColor.WHITE
+            color = self.policy.lists.color(func)
+            self._in_16_bits = self._in_16_bits if color is ListColor.GRAY else color is ListColor.WHITE
             return self.policy.grid if self._in_16_bits else None
         return self.policy.grid
 

@@ -50,8 +50,8 @@ class Execution(Protocol):
     def overflowed(self) -> bool:
         """Whether a value left its format since this was asked last."""
 
-    def settle(self, optimiser: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Put weights and optimiser state where the policy wants them, after an update."""
+    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
+        """Put weights and optimizer state where the policy wants them, after an update."""
 
 
 class PlainExecution:
@@ -77,7 +77,7 @@ class PlainExecution:
         """Nobody looked."""
         return False
 
-    def settle(self, optimiser: torch.optim.Optimizer, seed: int, step: int) -> None:
+    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
         """Nothing to do."""
 
 
@@ -94,14 +94,14 @@ class RoundedWeights:
             for _, parameter in self._kept_in_16_bits():
                 round_(parameter.data, self.policy.master_grid)
 
-    def settle(self, optimiser: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Onto the grid after an update, with the policy's rounding; optimiser state too."""
+    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
+        """Onto the grid after an update, with the policy's rounding; optimizer state too."""
         if self.policy.master is FP32:
             return
         grid = self.policy.master_grid
         for name, parameter in self._kept_in_16_bits():
             round_(parameter.data, grid, self._key(seed, step, name))
-            for slot, value in optimiser.state.get(parameter, {}).items():
+            for slot, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and slot not in SECOND_MOMENTS and value.dtype == torch.float32:
                     round_(value, grid, self._key(seed, step, f"{name}.{slot}"))
         if self.policy.half_norm_statistics:
@@ -170,9 +170,9 @@ class AutocastExecution:
         """Native kernels do not tell; gradients that are not finite do."""
         return False
 
-    def settle(self, optimiser: torch.optim.Optimizer, seed: int, step: int) -> None:
+    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
         """Weights and state of 16.16 onto the grid."""
-        self._weights.settle(optimiser, seed, step)
+        self._weights.settle(optimizer, seed, step)
 
 
 class EmulatedExecution:
@@ -272,6 +272,6 @@ class EmulatedExecution:
         met, self.emulator.overflowed = self.emulator.overflowed, False
         return met
 
-    def settle(self, optimiser: torch.optim.Optimizer, seed: int, step: int) -> None:
+    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
         """Weights and state of 16.16 onto the grid."""
-        self._weights.settle(optimiser, seed, step)
+        self._weights.settle(optimizer, seed, step)

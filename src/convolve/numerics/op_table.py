@@ -112,38 +112,38 @@ class ListColor(Enum):
     """Where an operation stands in the lists."""
 
     WHITE = "white"
-    GREY = "grey"
+    GRAY = "gray"
     BLACK = "black"
 
 
 @dataclass(frozen=True)
 class OperationLists:
-    """White operations compute in 16 bits, black ones in fp32, grey ones as the operation before them did."""
+    """White operations compute in 16 bits, black ones in fp32, gray ones as the operation before them did."""
 
     white: frozenset[str] = WHITE
     black: frozenset[str] = BLACK
-    greys_follow: bool = True
-    colours: dict[str, ListColor] = field(default_factory=dict, compare=False, repr=False)
+    grays_follow: bool = True
+    colors: dict[str, ListColor] = field(default_factory=dict, compare=False, repr=False)
 
-    def colour(self, operation: Any) -> ListColor:
-        """The colour of an ATen operation; one without a name in the lists is grey."""
+    def color(self, operation: Any) -> ListColor:
+        """The color of an ATen operation; one without a name in the lists is gray."""
         name = base_name(operation)
-        if name not in self.colours:
+        if name not in self.colors:
             kind = TYPE_OF.get(name, name)
             both = ((self.white, ListColor.WHITE), (self.black, ListColor.BLACK))
-            grey = ListColor.GREY if self.greys_follow else ListColor.BLACK
-            self.colours[name] = next((colour for names, colour in both if kind in names), grey)
-        return self.colours[name]
+            gray = ListColor.GRAY if self.grays_follow else ListColor.BLACK
+            self.colors[name] = next((color for names, color in both if kind in names), gray)
+        return self.colors[name]
 
     def changed(self, content: Mapping[str, Mapping[str, list[str]]]) -> "OperationLists":
-        """The lists after a mix list: removing makes an operation grey, adding moves it."""
+        """The lists after a mix list: removing makes an operation gray, adding moves it."""
         white, black = set(self.white), set(self.black)
         for own, other, part in ((white, black, "white-list"), (black, white, "black-list")):
             own.difference_update(content.get(part, {}).get("to-remove", ()))
             added = content.get(part, {}).get("to-add", ())
             own.update(added)
             other.difference_update(added)
-        return OperationLists(frozenset(white), frozenset(black), self.greys_follow)
+        return OperationLists(frozenset(white), frozenset(black), self.grays_follow)
 
 
 def is_floating(value: object) -> bool:

@@ -1,6 +1,6 @@
 """A precision policy: what is stored, computed and added up in which format, and how values get there.
 
-    precision   compute  weights and optimiser state
+    precision   compute  weights and optimizer state
     32.32       fp32     fp32
     16.32       16 bits  fp32; computation takes a rounded copy
     16.16       16 bits  16 bits, rounded at each update; second moments stay fp32, which 16 bits cannot hold
@@ -10,7 +10,7 @@ same thing said by operation instead of by layer:
 
     must_keep_origin_dtype   32.32
     allow_fp32_to_fp16       convolutions and matrix products in 16 bits, everything else in fp32; fp32 weights
-    allow_mix_precision      by white, black and grey lists, which --mixlist-file changes; fp32 weights
+    allow_mix_precision      by white, black and gray lists, which --mixlist-file changes; fp32 weights
     force_fp16               16.32 with norm statistics in 16 bits
 """
 
@@ -122,7 +122,7 @@ def _by_operation(policy: Policy, config: PrecisionConfig) -> Policy:
     if config.precision_mode == "force_fp16":
         return replace(policy, half_norm_statistics=True)
     if config.precision_mode == "allow_fp32_to_fp16":
-        return replace(policy, lists=OperationLists(black=frozenset(), greys_follow=False))
+        return replace(policy, lists=OperationLists(black=frozenset(), grays_follow=False))
     if config.precision_mode == "allow_mix_precision":
         lists = OperationLists()
         if config.mixlist_file is not None:

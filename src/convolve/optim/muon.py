@@ -24,7 +24,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(Rule):
-    """Orthogonalised momentum for convolutions, Nesterov momentum for all else."""
+    """Orthogonalized momentum for convolutions, Nesterov momentum for all else."""
 
     def __init__(self, groups: Any, *, lr: float, momentum: float, rounds: int, fixed_norm: bool) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "rounds": rounds, "fixed_norm": fixed_norm})

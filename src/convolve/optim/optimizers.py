@@ -47,7 +47,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambd
 
 
 def decay_of(name: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
-    """How strongly a parameter is pulled towards zero; None: not at all, as norms and biases unless asked for."""
+    """How strongly a parameter is pulled toward zero; None: not at all, as norms and biases unless asked for."""
     if any(part in name for part in config.weight_decay_exclude):
         return None
     if parameter.ndim <= 1 and config.bias_weight_decay is not None:
@@ -67,13 +67,13 @@ def _momentum(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 def _adam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return torch.optim.Adam(
-        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimiser_epsilon, fused=True
+        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimizer_epsilon, fused=True
     )
 
 
 def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimiser_epsilon, fused=True
+        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimizer_epsilon, fused=True
     )
 
 
@@ -82,7 +82,7 @@ def _rmsprop(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
         groups,
         lr=config.learning_rate,
         alpha=config.rmsprop_decay,
-        eps=config.optimiser_epsilon,
+        eps=config.optimizer_epsilon,
         momentum=config.momentum,
     )
 
@@ -93,7 +93,7 @@ def _rmsprop_tf(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
         lr=config.learning_rate,
         decay=config.rmsprop_decay,
         momentum=config.momentum,
-        epsilon=config.optimiser_epsilon,
+        epsilon=config.optimizer_epsilon,
     )
 
 
@@ -142,7 +142,7 @@ RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
 
 def build_optimizer(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> torch.optim.Optimizer:
     """The update rule for a model's parameters, or for those that this process owns."""
-    return RULES[config.optimiser](parameter_groups(model, config, owns), config)
+    return RULES[config.optimizer](parameter_groups(model, config, owns), config)
 
 
 def count_moments(config: OptimConfig) -> tuple[int, int]:
@@ -157,12 +157,12 @@ def count_moments(config: OptimConfig) -> tuple[int, int]:
         "rmsprop-tf": (1, 1),
         "lars": (1, 0),
         "muon": (1, 0),
-    }[config.optimiser]
+    }[config.optimizer]
 
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use this learning rate from the next update on."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
 
 
@@ -170,17 +170,17 @@ def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def state_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state by parameter name and slot."""
+def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name and slot."""
     return {
         f"{name}.{slot}": value
         for name, parameter in _parameters(model)
-        for slot, value in optimiser.state.get(parameter, {}).items()
+        for slot, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
 
 
-def load_state(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put stored state back, in the memory layout of the parameters (fused rules walk memory, not indices)."""
     left = set(tensors)
     for name, parameter in _parameters(model):
@@ -191,7 +191,7 @@ def load_state(optimiser: torch.optim.Optimizer, model: nn.Module, tensors: Mapp
             slots[key.rpartition(".")[2]] = torch.empty_like(like, dtype=stored.dtype).copy_(stored)
             left.discard(key)
         if slots:
-            optimiser.state[parameter] = slots
+            optimizer.state[parameter] = slots
     if left:
         raise CheckpointError(
             f"optimizer.safetensors: state for '{sorted(left)[0]}', which this model does not have; "

@@ -112,10 +112,10 @@ def measure_costs(config: Config, network: Network, threads: int) -> Costs:
     filled = registry.find(config.model.model).fill(network, config.run.seed)
     filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     use_kernels(config, filled)
-    optimiser = build_optimizer(filled, config.settled_optim())
+    optimizer = build_optimizer(filled, config.settled_optim())
     with _threads(threads):
         timing = time_blocks(filled, samples, PROFILE_SECONDS)
-        update = time_update(optimiser.step, PROFILE_SECONDS / 10)
+        update = time_update(optimizer.step, PROFILE_SECONDS / 10)
     trained = sum(weight.numel() for weight in filled.parameters() if weight.requires_grad)
     fewer = f" with {timing.samples} samples and scaled to {samples}" if timing.samples < samples else ""
     return Costs(timing.blocks, update / trained, f"measured on this CPU in fp32, {threads} threads{fewer}")

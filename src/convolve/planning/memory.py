@@ -4,7 +4,7 @@ For a stage with P parameters, of which T are trained, at b bytes per weight and
 
     weights       b P; c P more where computation takes a copy in a narrower format, b T for a running average
     gradients     b T
-    optimiser     b T for each first moment, 4 T for each second moment (16 bits cannot hold one), divided by the
+    optimizer     b T for each first moment, 4 T for each second moment (16 bits cannot hold one), divided by the
                   number of replicas where the state is sharded
     activations   what the backward pass needs of one micro batch, times the micro batches that the schedule holds
 
@@ -49,7 +49,7 @@ class StageMemory:
 
     weights: int
     gradients: int
-    optimiser: int
+    optimiser: int  # a key of `--json` that was published in this spelling
     activations: int
 
     @property

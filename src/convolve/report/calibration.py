@@ -2,7 +2,7 @@
 
 The arithmetic: images are put into 15 bins by the probability of the answer. ECE is the mean over images of
 |accuracy of the bin - mean probability of the bin|. A temperature T divides the logits; it changes no answer. T
-minimises the mean negative log-likelihood on every second image, and the error that it leaves is measured on the
+minimizes the mean negative log-likelihood on every second image, and the error that it leaves is measured on the
 others, so that the figure is not its own judge.
 """
 

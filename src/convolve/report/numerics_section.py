@@ -149,8 +149,8 @@ def _draw_scale(story: NumericsSection) -> str:
 def _draw_fractions(surveys: Sequence[SurveySection]) -> str:
     kinds = ("overflow", "underflow", "subnormal")
     lines = [
-        PlotLine(kind, [(one.step, one.worst(f"{kind}_share")) for one in surveys], colour)
-        for kind, colour in zip(kinds, (1, 0, 4), strict=True)
+        PlotLine(kind, [(one.step, one.worst(f"{kind}_share")) for one in surveys], color)
+        for kind, color in zip(kinds, (1, 0, 4), strict=True)
     ]
     return draw_lines(lines, "shares of values over steps", lambda value: f"{value:.1%}", across="step")
 

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: no script, no font, no file beside the page; colours come from the page's style."""
+"""Plots as inline SVG: no script, no font, no file beside the page; colors come from the page's style."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ COLORS = 6
 
 @dataclass(frozen=True)
 class PlotLine:
-    """One curve: `colour` is a number of the page's palette; faint lines are thin, with no points."""
+    """One curve: `color` is a number of the page's palette; faint lines are thin, with no points."""
 
     name: str
     points: Points
-    colour: int = 0
+    color: int = 0
     faint: bool = False
 
 
@@ -87,7 +87,7 @@ def draw_lines(
     marks: PlotLine | None = None,
 ) -> str:
     """A plot of curves; `label` is what a screen reader says, `marks` are places that are ticked at the bottom."""
-    lines = [PlotLine(line.name, thin(line.points), line.colour, line.faint) for line in lines if line.points]
+    lines = [PlotLine(line.name, thin(line.points), line.color, line.faint) for line in lines if line.points]
     values = [y for line in lines for _, y in line.points]
     if not values:
         return f'<p class="none">{escape(label)}: nothing was recorded</p>'
@@ -104,7 +104,7 @@ def _ticks(frame: _Axes, marks: PlotLine) -> str:
     """Short strokes that rise from the bottom."""
     floor = HEIGHT - BOTTOM
     strokes = "".join(f"M{frame.across(x):.1f},{floor}v-14" for x, _ in thin(marks.points))
-    return f'<path class="line c{marks.colour % COLORS}" d="{strokes}"/>'
+    return f'<path class="line c{marks.color % COLORS}" d="{strokes}"/>'
 
 
 def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
@@ -132,15 +132,15 @@ def _axes(frame: _Axes, shown: Callable[[float], str], across: str) -> str:
 def _curve(frame: _Axes, line: PlotLine) -> str:
     places = [(frame.across(x), frame.down(y)) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    colour = f"c{line.colour % COLORS}"
-    drawn = f'<polyline class="line {colour}{" faint" if line.faint else ""}" points="{path}"/>'
+    color = f"c{line.color % COLORS}"
+    drawn = f'<polyline class="line {color}{" faint" if line.faint else ""}" points="{path}"/>'
     if line.faint and len(places) > 1:
         return drawn
-    return drawn + "".join(f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+    return drawn + "".join(f'<circle class="dot {color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
 
 
 def _legend(lines: Sequence[PlotLine]) -> str:
-    kinds = [f"swatch c{line.colour % COLORS}{' faint' if line.faint else ''}" for line in lines]
+    kinds = [f"swatch c{line.color % COLORS}{' faint' if line.faint else ''}" for line in lines]
     items = "".join(
         f'<span><i class="{kind}"></i>{escape(line.name)}</span>' for kind, line in zip(kinds, lines, strict=True)
     )

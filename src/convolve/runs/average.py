@@ -8,7 +8,7 @@ Averages of checkpoints: a mean or an exponential one, computed in float64 and s
     mean           (c_1 + ... + c_n) / n
     exponential    a := c_1;  a := d a + (1 - d) c_i  for i = 2 ... n
 
-An average is a checkpoint of its own, in `averages/<name>` of the run, without optimiser state. Norm statistics are
+An average is a checkpoint of its own, in `averages/<name>` of the run, without optimizer state. Norm statistics are
 averaged here like all else, which is only roughly right for batch norm: whoever has data re-estimates them afterwards.
 """
 

@@ -116,8 +116,8 @@ class Session:
             initialize_weights(model, config, self.loader, console)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.place = partition_model(model, config, team)
-        optimiser = build_optimizer(self.place.part, config.settled_optim(), self.place.holdings.ownership.owns)
-        self.state = TrainState(self.place.part, optimiser, holdings=self.place.holdings)
+        optimizer = build_optimizer(self.place.part, config.settled_optim(), self.place.holdings.ownership.owns)
+        self.state = TrainState(self.place.part, optimizer, holdings=self.place.holdings)
         if config.optim.ema_decay is not None:
             self.state.averager = ModelEMA(self.place.part, config.optim.ema_decay)
         self.numerics = self._begin_numerics()
@@ -188,7 +188,7 @@ class Session:
         with stop_on_signals() as request:
             fit(self.state, self.windows(), actions.parts, actions.in_order(), self.total, request)
         self.trained = self._gather_whole()
-        stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronise.stop_agreed else None)
+        stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronize.stop_agreed else None)
         if stopped_by is not None:
             return self._report(actions, None, stopped_by)
         test = self._test_counts(actions)
@@ -236,10 +236,10 @@ class Session:
         """What a step is made of, and what happens between steps."""
         config, per_epoch = self.config, len(self.loader)
         tally = RunningMetrics(self.material.device, self.team) if config.log.metrics else NullMetrics()
-        synchronise = self.team.synchroniser(self.state.model, len(NormStatistics(self.state.model).flat))
+        synchronize = self.team.synchronizer(self.state.model, len(NormStatistics(self.state.model).flat))
         schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, RunSpan(self.total, per_epoch))
         loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
-        executor = self._executor(loss, tally, synchronise)
+        executor = self._executor(loss, tally, synchronize)
         clip = no_clipping if config.optim.clip_norm is None else clip_to_norm(config.optim.clip_norm, self.team)
         clock = Timer(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
         log = LogCallback(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
@@ -265,7 +265,7 @@ class Session:
             self.best_accuracy,
         )
         ownership = self.place.holdings.ownership
-        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronise, ownership)
+        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronize, ownership)
         every = config.parallel.epochs_per_sync
         sync = WeightCheckCallback(
             IntervalTrigger(Fraction(every) * per_epoch if every else None, self.total), self.team
@@ -273,10 +273,10 @@ class Session:
         scale = LossScaleCallback(self.writer, self.state.scaler)
         return Callbacks(parts, [ProgressCallback(self.console, self.total), scale, sync], log, validate, save, config)
 
-    def _executor(self, loss: CrossEntropy, tally: Metrics, synchronise: GradientSync) -> ForwardBackwardFn:
+    def _executor(self, loss: CrossEntropy, tally: Metrics, synchronize: GradientSync) -> ForwardBackwardFn:
         config, pipeline = self.config, self.place.pipeline
         shift = self.team.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
-        setting = PassContext(config.run.seed, self.state.arithmetic, synchronise, shift)
+        setting = PassContext(config.run.seed, self.state.arithmetic, synchronize, shift)
         if pipeline is None:
             return ForwardBackward(self.state.model, loss, tally, setting)
         return PipelineForwardBackward(self.state.model, loss, tally, setting, pipeline)

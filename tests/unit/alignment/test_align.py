@@ -65,8 +65,8 @@ def stalled(tmp_path_factory):
     """A small learning rate: updates of fp16 weights are less than half a step of the grid."""
     folder = tmp_path_factory.mktemp("align")
     config = digits_config(
-        folder / "unused", model="lenet-bn", optimiser="adam", learning_rate=1e-5, batch_size=50, threads=1,
-        normalisation="symmetric", report=False, logs_per_epoch=4, survey_freq=20, epochs=3,
+        folder / "unused", model="lenet-bn", optimizer="adam", learning_rate=1e-5, batch_size=50, threads=1,
+        normalization="symmetric", report=False, logs_per_epoch=4, survey_freq=20, epochs=3,
     )  # fmt: skip
     plan = AlignPlan(("32.32", "16.16", "16.16:nearest"), walk_steps=4)
     return align.align(config, plan, folder / "out", SilentConsole())

@@ -95,9 +95,9 @@ def test_surplus_and_misshaped_weights_are_named(tmp_path):
     state = build("resnet8-cifar").state_dict()
     with pytest.raises(CheckpointError, match="has 'extra', which the network has not"):
         load_pretrained(build("resnet8-cifar"), store(tmp_path / "a.safetensors", {**state, "extra": torch.zeros(1)}))
-    grey = build("resnet8-cifar", shape=(1, 32, 32))
+    gray = build("resnet8-cifar", shape=(1, 32, 32))
     with pytest.raises(CheckpointError, match=r"'conv1.weight' has shape \[16, 3, 3, 3\], the network needs \[16, 1"):
-        load_pretrained(grey, store(tmp_path / "b.safetensors", state))
+        load_pretrained(gray, store(tmp_path / "b.safetensors", state))
 
 
 def test_a_pickle_is_refused_and_the_way_out_named(tmp_path):

@@ -190,7 +190,7 @@ def test_find_takes_a_run_a_checkpoints_folder_or_one_checkpoint(tmp_path: Path)
     assert find(tmp_path / "run") == paths
     assert find(tmp_path / "run" / "checkpoints") == paths
     assert find(paths[0]) == paths[:1]
-    moved = paths[0].rename(tmp_path / "my favourite")
+    moved = paths[0].rename(tmp_path / "my favorite")
     assert find(moved) == [moved] and load(moved).step == 1
 
 

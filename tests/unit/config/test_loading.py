@@ -33,7 +33,7 @@ def test_the_command_line_wins_over_config_and_base(tmp_path):
 
 
 def test_the_command_line_can_undo_any_value(tmp_path):
-    path = write(tmp_path, "mine:\n  keep-checkpoints: 3\n  nesterov: true\n  optimiser: momentum\n")
+    path = write(tmp_path, "mine:\n  keep-checkpoints: 3\n  nesterov: true\n  optimizer: momentum\n")
     config = resolve("mine", path, {"keep_checkpoints": None, "nesterov": False}).config
     assert config.run.keep_checkpoints is None
     assert config.optim.nesterov is False
@@ -82,11 +82,11 @@ def test_the_schema_names_every_knob():
         ("mine: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
         ("mine: [\n", "not valid YAML"),
         ("mine:\n  learning-rate: -1\n", "learning-rate=-1: must be greater than 0"),
-        ("mine:\n  optimiser: adm\n", "optimiser=adm: must be 'sgd', 'momentum'"),
+        ("mine:\n  optimizer: adm\n", "optimizer=adm: must be 'sgd', 'momentum'"),
         ("mine:\n  epochs: 1\n  iterations: 2\n", "epochs=1 and iterations=2 (", ),
         ("mine:\n  epochs: 2\n  warmup-epochs: 2\n", "warmup-epochs=2 with epochs=2: the warm-up must end before"),
         ("mine:\n  learning-rate-schedule: [0.7, 0.2]\n", "drops are rising shares of the run"),
-        ("mine:\n  nesterov: true\n", "nesterov with optimiser=sgd: it is a form of momentum"),
+        ("mine:\n  nesterov: true\n", "nesterov with optimizer=sgd: it is a form of momentum"),
         ("mine:\n  generated-data: true\n  synthetic-data: true\n", "choose one"),
     ],
 )  # fmt: skip

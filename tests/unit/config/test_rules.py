@@ -16,7 +16,7 @@ from convolve.errors import ConfigError
         ({"cutmix_lambda": 0.8, "cutmix_lambda_high": 0.4}, "give one of them"),
         ({"crop_area": (0.5, 1.5)}, "crop-area=0.5 1.5: must rise from above 0 to at most 1"),
         ({"crop_aspect": (2, 1)}, "crop-aspect=2 1: must rise"),
-        ({"colour_jitter": (0.4, 2, 0)}, "colour-jitter=0.4 2 0: strengths"),
+        ({"color_jitter": (0.4, 2, 0)}, "color-jitter=0.4 2 0: strengths"),
         ({"augment": "crop"}, "augment=crop: must be"),
     ],
 )

@@ -82,7 +82,7 @@ def test_evaluation_is_not_augmented():
     assert np.array_equal(stock(FULL).fetch(ROWS, None).numpy(), make_split().images)
 
 
-def test_cutout_fills_a_square_with_the_mean_colour():
+def test_cutout_fills_a_square_with_the_mean_color():
     pixels = stock(Augment(cutout=4)).fetch(ROWS, SampleRNG(0, 0)).numpy()
     changed = (pixels != make_split().images).any(3)
     assert np.all(pixels[changed] == 128)
@@ -107,7 +107,7 @@ def test_every_operation_of_randaugment_keeps_the_range_and_does_nothing_at_zero
 def test_another_image_size_resizes_training_and_test_images():
     split = make_split()
     for size in (6, 12, 24):
-        config = DataConfig(image_size=size, augment="pad-crop-flip", normalisation="standard")
+        config = DataConfig(image_size=size, augment="pad-crop-flip", normalization="standard")
         transform = fit_normalization(split, config)
         for loader in (
             open_train_loader(split, transform, CPU, config),
@@ -116,7 +116,7 @@ def test_another_image_size_resizes_training_and_test_images():
             assert next(loader.batches(8)).images.shape == (8, 3, size, size)
 
 
-def test_grey_images_stay_as_they_are_and_colour_images_are_cropped_and_flipped():
+def test_gray_images_stay_as_they_are_and_color_images_are_cropped_and_flipped():
     assert augment_of(DataConfig(), make_split(channels=1)) == Augment()
     assert augment_of(DataConfig(), make_split()).crop == "pad"
     assert augment_of(DataConfig(train_with_valid_preprocessing=True), make_split()) == Augment()
@@ -129,9 +129,9 @@ def test_a_percentage_of_the_training_images_is_taken_evenly():
     assert np.array_equal(kept.train.labels, dataset.train.labels[8::4])
 
 
-def test_imagenet_figures_are_for_colour_only():
-    with pytest.raises(ConfigError, match="it is for colour images"):
-        fit_normalization(make_split(channels=1), DataConfig(normalisation="imagenet"))
-    transform = fit_normalization(make_split(), DataConfig(normalisation="imagenet-mean"))
+def test_imagenet_figures_are_for_color_only():
+    with pytest.raises(ConfigError, match="it is for color images"):
+        fit_normalization(make_split(channels=1), DataConfig(normalization="imagenet"))
+    transform = fit_normalization(make_split(), DataConfig(normalization="imagenet-mean"))
     images = transform(torch.full((1, 12, 12, 3), 200, dtype=torch.uint8))
     assert images[0, :, 0, 0].tolist() == pytest.approx([200 - 255 * m for m in (0.485, 0.456, 0.406)], abs=1e-3)

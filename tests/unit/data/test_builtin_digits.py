@@ -22,9 +22,9 @@ def test_the_digits_have_the_form_of_mnist() -> None:
 
 
 def test_a_flat_image_stays_flat_when_enlarged() -> None:
-    for value, grey in ((16, 255), (8, 128), (0, 0)):
+    for value, gray in ((16, 255), (8, 128), (0, 0)):
         large = enlarge(np.full((1, 8, 8), value, np.uint8))
-        assert (large[:, 4:24, 4:24] == grey).all()
+        assert (large[:, 4:24, 4:24] == gray).all()
 
 
 def test_enlarging_keeps_mirror_images_mirrored() -> None:
@@ -32,7 +32,7 @@ def test_enlarging_keeps_mirror_images_mirrored() -> None:
     assert np.array_equal(enlarge(small[:, ::-1, ::-1]), enlarge(small)[:, ::-1, ::-1])
 
 
-def test_shuffled_samples_are_recognised_as_published_in_another_order() -> None:
+def test_shuffled_samples_are_recognized_as_published_in_another_order() -> None:
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.train))
     shuffled = Split(digits.train.images[order], digits.train.labels[order])
@@ -41,7 +41,7 @@ def test_shuffled_samples_are_recognised_as_published_in_another_order() -> None
     assert compare_contents(dataset, DIGITS) == "published, in another order"
 
 
-def test_one_changed_pixel_or_label_is_recognised_as_different() -> None:
+def test_one_changed_pixel_or_label_is_recognized_as_different() -> None:
     digits = load_digits()
     images, labels = digits.test.images.copy(), digits.test.labels.copy()
     images[5, 10, 10] ^= 1

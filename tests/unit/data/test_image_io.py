@@ -30,11 +30,11 @@ def test_every_format_is_known_by_content_under_a_false_name(tmp_path: Path, kin
     assert np.abs(pixels.astype(int) - RED_GREEN).max() <= (70 if kind == "JPEG" else 0)
 
 
-def test_colour_becomes_grey_and_grey_becomes_colour(tmp_path: Path) -> None:
-    colour = save(Image.fromarray(RED_GREEN), tmp_path / "colour")
-    grey = save(Image.fromarray(RED_GREEN[..., 0]), tmp_path / "grey")
-    assert read_image(colour, channels=1)[0, :, 0].tolist() == [76] * 4 + [150] * 4
-    assert np.array_equal(read_image(grey, channels=3), np.repeat(RED_GREEN[..., :1], 3, 2))
+def test_color_becomes_gray_and_gray_becomes_color(tmp_path: Path) -> None:
+    color = save(Image.fromarray(RED_GREEN), tmp_path / "color")
+    gray = save(Image.fromarray(RED_GREEN[..., 0]), tmp_path / "gray")
+    assert read_image(color, channels=1)[0, :, 0].tolist() == [76] * 4 + [150] * 4
+    assert np.array_equal(read_image(gray, channels=3), np.repeat(RED_GREEN[..., :1], 3, 2))
 
 
 def test_black_and_white_bits_become_0_and_255(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_transparency_is_laid_on_white(tmp_path: Path, mode: str) -> None:
     assert np.array_equal(read_image(path, channels=1)[..., 0], expected)
 
 
-def test_half_transparent_black_on_white_is_grey(tmp_path: Path) -> None:
+def test_half_transparent_black_on_white_is_gray(tmp_path: Path) -> None:
     path = save(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), tmp_path / "half")
     assert read_image(path, channels=1)[0, 0, 0] == 127
 
@@ -94,7 +94,7 @@ def test_a_pixel_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
         read_image(path, channels=1)
 
 
-def test_print_colours_become_screen_colours(tmp_path: Path) -> None:
+def test_print_colors_become_screen_colors(tmp_path: Path) -> None:
     path = save(Image.new("CMYK", (8, 8), (0, 0, 0, 255)), tmp_path / "print", "JPEG")
     assert read_image(path, channels=3).max() <= 2
 
@@ -183,7 +183,7 @@ def test_the_place_of_the_digit_in_the_picture_does_not_matter() -> None:
     assert np.array_equal(fit_digit(draw(0, 255), 28, None), fit_digit(draw(0, 255, (200, 400), (10, 210)), 28, None))
 
 
-def test_a_fitted_digit_fills_20_of_28_pixels_and_is_centred_by_mass() -> None:
+def test_a_fitted_digit_fills_20_of_28_pixels_and_is_centered_by_mass() -> None:
     for size in (28, 32, 56):
         fitted = fit_digit(draw(0, 255), size, None)
         assert fitted.shape == (size, size, 1)
@@ -206,7 +206,7 @@ def test_a_forced_sense_is_obeyed() -> None:
     assert not np.array_equal(fit_digit(light_on_dark, 28, True), fit_digit(light_on_dark, 28, None))
 
 
-def test_colour_and_grain_and_uneven_light_do_not_hide_the_digit() -> None:
+def test_color_and_grain_and_uneven_light_do_not_hide_the_digit() -> None:
     clean = draw(30, 220).astype(float)
     grain = np.random.default_rng(0).normal(0, 3, clean.shape)
     shade = np.linspace(0, -40, clean.shape[1])[None, :, None]

@@ -204,7 +204,7 @@ def test_random_data_need_no_files(kind: str) -> None:
     assert "random images" in dataset.origin
 
 
-def test_every_catalogue_entry_is_consistent() -> None:
+def test_every_catalog_entry_is_consistent() -> None:
     for name, entry in CATALOG.items():
         assert find_dataset(name) is entry
         height, width, channels = entry.image_shape

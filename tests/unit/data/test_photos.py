@@ -266,10 +266,10 @@ def test_a_check_finds_what_is_wrong_with_pictures(tmp_path):
     write_folder(tmp_path)
     broken = spoil(tmp_path)
     train = tmp_path / "train" / "class-1"
-    grey = Image.fromarray(np.arange(900, dtype=np.uint8).reshape(30, 30))
-    misnamed = save(train / "misnamed.jpg", grey, format="PNG")
-    tiny = save(train / "tiny.png", grey.resize((8, 8)))
-    cmyk = save(train / "cmyk.jpg", grey.convert("CMYK"))
+    gray = Image.fromarray(np.arange(900, dtype=np.uint8).reshape(30, 30))
+    misnamed = save(train / "misnamed.jpg", gray, format="PNG")
+    tiny = save(train / "tiny.png", gray.resize((8, 8)))
+    cmyk = save(train / "cmyk.jpg", gray.convert("CMYK"))
     twin = shutil.copy(tmp_path / "validation" / "class-0" / "validation0000.jpg", train / "twin.jpg")
     report = check_data(str(tmp_path), announce=print, progress=ignore_progress)
     found = {(finding.kind, Path(finding.name).name) for finding in report.findings}
@@ -364,7 +364,7 @@ def test_random_crops_have_the_area_and_proportions_asked_for():
     assert proportion.min() > 0.74 and proportion.max() < 1.36
 
 
-def test_the_centre_is_what_resizing_and_cutting_would_leave():
+def test_the_center_is_what_resizing_and_cutting_would_leave():
     assert center_box((256, 341), 224 / 256) == (16, 58, 224, 224)
 
 
@@ -374,7 +374,7 @@ def test_scaled_decoding_agrees_with_full_decoding(tmp_path):
         save(tmp_path / split / "a" / "one.jpg", smooth, quality=95)
         save(tmp_path / split / "b" / "one.png", smooth)
     dataset = opened(tmp_path)
-    config = DataConfig(image_size=64, normalisation="unit")
+    config = DataConfig(image_size=64, normalization="unit")
     loader = open_test_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
     jpeg, png = next(loader.batches(2)).images * 255
     assert float((jpeg - png).abs().mean()) < 3 and float((jpeg - png).abs().max()) < 16
@@ -388,7 +388,7 @@ def test_a_camera_note_turns_the_picture_upright(tmp_path):
         save(tmp_path / split / "a" / "one.jpg", wide, quality=95, exif=note)
         save(tmp_path / split / "b" / "two.jpg", wide, quality=95)
     dataset = opened(tmp_path)
-    config = DataConfig(image_size=80, normalisation="unit")
+    config = DataConfig(image_size=80, normalization="unit")
     turned, plain = next(
         open_test_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config).batches(2)
     ).images

@@ -17,7 +17,7 @@ def to_png(pixels: np.ndarray) -> bytes:
     return sink.getvalue()
 
 
-GREY = np.random.default_rng(3).integers(0, 256, (6, 9, 8), np.uint8)
+GRAY = np.random.default_rng(3).integers(0, 256, (6, 9, 8), np.uint8)
 
 
 def write(path: Path, payloads: list[bytes]) -> Path:
@@ -27,16 +27,16 @@ def write(path: Path, payloads: list[bytes]) -> Path:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_images_and_labels_come_back_exactly(tmp_path: Path, packed: bool) -> None:
-    payloads = [example(to_png(pixels), number, packed=packed) for number, pixels in enumerate(GREY)]
+    payloads = [example(to_png(pixels), number, packed=packed) for number, pixels in enumerate(GRAY)]
     images, labels = read_examples(write(tmp_path / "r", payloads), ignore_progress)
-    assert np.array_equal(images[..., 0], GREY)
+    assert np.array_equal(images[..., 0], GRAY)
     assert labels.tolist() == list(range(6))
 
 
-def test_colour_images_keep_three_channels(tmp_path: Path) -> None:
-    colour = GREY[:3].transpose(1, 2, 0).copy()
-    images, _ = read_examples(write(tmp_path / "r", [example(to_png(colour), 1)]), ignore_progress)
-    assert np.array_equal(images[0], colour)
+def test_color_images_keep_three_channels(tmp_path: Path) -> None:
+    color = GRAY[:3].transpose(1, 2, 0).copy()
+    images, _ = read_examples(write(tmp_path / "r", [example(to_png(color), 1)]), ignore_progress)
+    assert np.array_equal(images[0], color)
 
 
 def test_payloads_of_any_length_pass_the_crc(tmp_path: Path) -> None:
@@ -68,13 +68,13 @@ def test_float_features_are_read_and_unknown_fields_passed_over() -> None:
     ],
 )
 def test_a_record_that_is_no_image_example_is_named(tmp_path: Path, payload: bytes, problem: str) -> None:
-    good = example(to_png(GREY[0]), 1)
+    good = example(to_png(GRAY[0]), 1)
     with pytest.raises(DataError, match=f"record 1: .*{problem}"):
         read_examples(write(tmp_path / "r", [good, payload]), ignore_progress)
 
 
 def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    payloads = [example(to_png(GREY[0]), 1), example(to_png(GREY[0][:5]), 1)]
+    payloads = [example(to_png(GRAY[0]), 1), example(to_png(GRAY[0][:5]), 1)]
     with pytest.raises(DataError, match=r"record 1: image of \(5, 8, 1\)"):
         read_examples(write(tmp_path / "r", payloads), ignore_progress)
 

@@ -64,12 +64,12 @@ def test_a_parameter_without_gradient_adds_zero_and_gets_the_sum_of_the_others()
 
 def test_sums_of_one_step_leave_no_trace_in_the_next():
     model = layer()
-    synchronise = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
+    synchronize = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
     found = []
     for _ in range(2):
-        synchronise.arm()
+        synchronize.arm()
         leave_gradients(model)
-        synchronise(model, NOTHING)
+        synchronize(model, NOTHING)
         found.append([parameter.grad.clone() for parameter in model.parameters()])
         model.zero_grad(set_to_none=True)
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
@@ -77,25 +77,25 @@ def test_sums_of_one_step_leave_no_trace_in_the_next():
 
 def test_a_wish_to_stop_travels_with_the_gradients():
     model = layer()
-    synchronise = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
+    synchronize = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
     for wanted in (False, True):
         leave_gradients(model)
-        synchronise.ask_to_stop(wanted)
-        synchronise(model, NOTHING)
-        assert synchronise.stop_agreed is wanted
+        synchronize.ask_to_stop(wanted)
+        synchronize(model, NOTHING)
+        assert synchronize.stop_agreed is wanted
 
 
 @pytest.mark.parametrize("size", [64, 10 << 20])
 def test_other_sums_go_with_the_last_bucket_and_leave_gradients_alone(size):
     model = layer()
-    synchronise = BucketedAllReduce(fill_buckets(list(model.parameters()), extra=3, size=size), double)
+    synchronize = BucketedAllReduce(fill_buckets(list(model.parameters()), extra=3, size=size), double)
     for missing in (False, True):
         leave_gradients(model)
         if missing:
             model[0].bias.grad = None
         expected = 2 * model[0].weight.grad
-        assert synchronise(model, torch.tensor([1.0, 2.0, 3.0])).tolist() == [2.0, 4.0, 6.0]
-        assert model[0].weight.grad.equal(expected) and not synchronise.stop_agreed
+        assert synchronize(model, torch.tensor([1.0, 2.0, 3.0])).tolist() == [2.0, 4.0, 6.0]
+        assert model[0].weight.grad.equal(expected) and not synchronize.stop_agreed
         model.zero_grad(set_to_none=True)
 
 

@@ -1,4 +1,4 @@
-"""Optimiser state shared out over replicas."""
+"""Optimizer state shared out over replicas."""
 
 import torch
 from torch import nn

@@ -29,7 +29,7 @@ def make_split(count=37, seed=0):
 
 def make_state(model="lenet5", **options):
     network = registry.build(model, classes=10, input_shape=(1, 28, 28), seed=1, options=ModelConfig(**options))
-    return TrainState(network, build_optimizer(network, OptimConfig(optimiser="sgd")))
+    return TrainState(network, build_optimizer(network, OptimConfig(optimizer="sgd")))
 
 
 def make_loader(split):
@@ -133,7 +133,7 @@ def test_weights_of_another_network_are_refused():
         load_weights(make_state("lenet5").model, snapshot)
 
 
-def test_standard_normalisation_gives_mean_zero_and_deviation_one():
+def test_standard_normalization_gives_mean_zero_and_deviation_one():
     split = make_split(200)
     images = fit_transform(split, "standard")(torch.from_numpy(split.images))
     assert float(images.mean()) == pytest.approx(0, abs=1e-5)
@@ -141,7 +141,7 @@ def test_standard_normalisation_gives_mean_zero_and_deviation_one():
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("unit", 0.0, 1.0), ("symmetric", -1.0, 1.0)])
-def test_fixed_normalisations_have_their_range(name, low, high):
+def test_fixed_normalizations_have_their_range(name, low, high):
     split = Split(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1), np.zeros(2, np.int64))
     images = fit_transform(split, name)(torch.from_numpy(split.images))
     assert images.flatten().tolist() == pytest.approx([low, high])

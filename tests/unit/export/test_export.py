@@ -53,16 +53,16 @@ def exported(run_folder, tmp_path_factory):
 
 def learn_a_little(network):
     """A few steps on noise: weights and statistics of norms leave their first values."""
-    optimiser = torch.optim.SGD(network.parameters(), 0.01)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01)
     network.train()
     for step in range(5):
         generator = torch.Generator().manual_seed(step)
         images = torch.rand(16, *network.input_shape, generator=generator)
         labels = torch.randint(10, (16,), generator=generator)
         network.chance.move(0, step, 0)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(network(images), labels).backward()
-        optimiser.step()
+        optimizer.step()
         settle(network)
 
 

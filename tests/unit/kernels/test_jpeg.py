@@ -50,8 +50,8 @@ def turned() -> bytes:
 
 
 PLAIN = {
-    "colours": encode(),
-    "grey": encode(mode="L"),
+    "colors": encode(),
+    "gray": encode(mode="L"),
     "progressive": encode(progressive=True),
     "no subsampling": encode(subsampling=0),
     "commented": encode(comment=b"a comment"),
@@ -62,8 +62,8 @@ OTHER = {
     "CMYK": encode(mode="CMYK"),
     "turned": turned(),
     "PNG": encode(format="PNG"),
-    "header only": PLAIN["colours"][:200],
-    "garbage in front of a marker": PLAIN["colours"][:2] + b"\x00" + PLAIN["colours"][2:],
+    "header only": PLAIN["colors"][:200],
+    "garbage in front of a marker": PLAIN["colors"][:2] + b"\x00" + PLAIN["colors"][2:],
     "two bytes": b"\xff\xd8",
     "nothing": b"",
 }
@@ -80,7 +80,7 @@ def test_plain_jpegs_are_read_with_the_bytes_and_the_size_that_one_by_one_gives(
 
 
 def test_everything_else_is_left_to_be_read_one_by_one(tmp_path):
-    index = write_index(tmp_path, [*OTHER.values(), PLAIN["colours"]])
+    index = write_index(tmp_path, [*OTHER.values(), PLAIN["colors"]])
     assert list(index.read_jpegs(range(len(index)), np.empty(ROOM, np.uint8))) == [len(OTHER)]
 
 
@@ -97,7 +97,7 @@ def test_pieces_of_a_large_file_are_found_by_offset_and_length(tmp_path):
 
 
 def test_what_does_not_fit_is_left_and_nothing_behind_the_memory_is_touched(tmp_path):
-    one = PLAIN["colours"]
+    one = PLAIN["colors"]
     index = write_index(tmp_path, [one, PLAIN["large"], one, one])
     # A whole file needs a byte more than it has: only so is its end seen.
     for room, expected in ((2 * len(one) + 1, [0, 2]), (2 * len(one), [0]), (len(one), []), (0, [])):
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_left_and_nothing_behind_the_memory_is_touched(tmp_
 
 
 def test_a_missing_file_is_left_to_the_reader_that_names_it(tmp_path):
-    index = write_index(tmp_path, [PLAIN["colours"]] * 2)
+    index = write_index(tmp_path, [PLAIN["colors"]] * 2)
     (tmp_path / "0.jpg").unlink()
     assert list(index.read_jpegs([0, 1], np.empty(ROOM, np.uint8))) == [1]
     with pytest.raises(DataError, match=r"0\.jpg: cannot be read \(No such file"):
@@ -115,7 +115,7 @@ def test_a_missing_file_is_left_to_the_reader_that_names_it(tmp_path):
 
 
 def test_no_pictures_and_no_compiler_are_no_trouble(tmp_path, monkeypatch):
-    index = write_index(tmp_path, [PLAIN["colours"]])
+    index = write_index(tmp_path, [PLAIN["colors"]])
     memory = np.empty(ROOM, np.uint8)
     assert index.read_jpegs([], memory) == {}
     monkeypatch.setattr("convolve.kernels.jpeg._load", lambda: None)

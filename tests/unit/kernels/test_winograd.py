@@ -167,7 +167,7 @@ def test_only_gradients_that_are_needed_are_computed():
 
 
 def test_filters_gradients_are_kept_as_filters_are():
-    """Otherwise the optimiser would copy each of them in every step."""
+    """Otherwise the optimizer would copy each of them in every step."""
     _, _, dw = run(*make(2, 16, 32, 8, 8))
     assert dw.is_contiguous(memory_format=LAST)
 

@@ -92,7 +92,7 @@ def test_rows_columns_and_masks_are_independent() -> None:
         assert table.abs().max() < 6 / 4096**0.5
 
 
-def test_neighbours_are_independent() -> None:
+def test_neighbors_are_independent() -> None:
     u = draw("a", 512, 1024)
     assert correlate(u[:, 1:], u[:, :-1]) < 5
     assert correlate(u[1:], u[:-1]) < 5

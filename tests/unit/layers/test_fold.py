@@ -1,4 +1,4 @@
-"""A network with folded batch norms is the same function, for every family and for odd neighbours."""
+"""A network with folded batch norms is the same function, for every family and for odd neighbors."""
 
 import pytest
 import torch

@@ -239,8 +239,8 @@ def test_stochastic_depth_spares_the_first_block_and_grows():
     assert survivals[-1] == pytest.approx(1 - 0.2 * 14 / 16)
 
 
-def test_proxy_norm_centres_a_gaussian():
-    """What a Gaussian z would give is normalised to mean 0 and deviation 1, up to epsilon."""
+def test_proxy_norm_centers_a_gaussian():
+    """What a Gaussian z would give is normalized to mean 0 and deviation 1, up to epsilon."""
     norm = nn.GroupNorm(1, 3)
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1.0, 0.5, 2.0]))

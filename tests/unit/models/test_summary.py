@@ -161,5 +161,5 @@ def test_strange_names_are_escaped_in_the_drawing() -> None:
     assert root.get("aria-label") == 'network <a & "b">'
 
 
-def test_the_drawing_has_colours_for_dark_pages() -> None:
+def test_the_drawing_has_colors_for_dark_pages() -> None:
     assert "prefers-color-scheme: dark" in draw_svg(run("lenet5"))

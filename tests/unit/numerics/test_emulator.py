@@ -103,11 +103,11 @@ def test_master_weights_stay_in_fp32_and_come_back_after_each_window():
 def test_16_16_keeps_weights_and_momentum_on_the_grid_and_second_moments_in_fp32():
     network, arithmetic = emulate(precision="16.16")
     assert on_grid(network.conv1.weight)
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     run(network, arithmetic)
-    optimiser.step()
-    arithmetic.settle(optimiser, seed=0, step=0)
-    state = optimiser.state[network.fc.weight]
+    optimizer.step()
+    arithmetic.settle(optimizer, seed=0, step=0)
+    state = optimizer.state[network.fc.weight]
     assert on_grid(network.fc.weight) and on_grid(state["exp_avg"])
     assert not on_grid(state["exp_avg_sq"])
 

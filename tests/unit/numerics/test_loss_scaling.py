@@ -70,7 +70,7 @@ def test_torchs_rule_is_that_of_torchs_own_scaler():
     ours = scaler(loss_scaling_rule="dynamic", initial_loss_scaling=2**30)
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     layer = nn.Linear(1, 1)
-    optimiser = torch.optim.SGD(layer.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
     draw = torch.Generator().manual_seed(2)
     for number in range(60):
         if number == 40:
@@ -80,9 +80,9 @@ def test_torchs_rule_is_that_of_torchs_own_scaler():
         theirs.scale(layer(torch.ones(1, 1)).sum()).backward()
         if bad:
             layer.weight.grad.fill_(torch.inf)
-        theirs.step(optimiser)
+        theirs.step(optimizer)
         theirs.update()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         ours.follow(GradCheck(not bad, ours.scale), 0)
         assert ours.scale == theirs.get_scale(), number
 

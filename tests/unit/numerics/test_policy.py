@@ -61,10 +61,10 @@ def test_a_mix_list_moves_operations(tmp_path):
     file.write_text(json.dumps({"black-list": {"to-add": ["Mul", "Conv2D"]}, "white-list": {"to-remove": ["MatMul"]}}))
     lists = policy(precision_mode="allow_mix_precision", mixlist_file=file).lists
     ops = torch.ops.aten
-    colours = [lists.colour(op) for op in (ops.mul.Tensor, ops.convolution.default, ops.mm.default, ops.relu.default)]
-    assert colours == [ListColor.BLACK, ListColor.BLACK, ListColor.GREY, ListColor.GREY]
+    colors = [lists.color(op) for op in (ops.mul.Tensor, ops.convolution.default, ops.mm.default, ops.relu.default)]
+    assert colors == [ListColor.BLACK, ListColor.BLACK, ListColor.GRAY, ListColor.GRAY]
     plain = OperationLists()
-    assert [plain.colour(op) for op in (ops.mm.default, ops.convolution_backward.default)] == [ListColor.WHITE] * 2
+    assert [plain.color(op) for op in (ops.mm.default, ops.convolution_backward.default)] == [ListColor.WHITE] * 2
 
 
 @pytest.mark.parametrize(

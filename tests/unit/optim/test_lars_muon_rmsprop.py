@@ -19,16 +19,16 @@ def run(shape, **options):
     first, gradients = draw.normal(size=shape), [draw.normal(size=shape) for _ in RATES]
     holder = nn.Module()
     holder.weight = nn.Parameter(torch.from_numpy(first.copy()))
-    optimiser = build_optimizer(holder, OptimConfig(**options))
+    optimizer = build_optimizer(holder, OptimConfig(**options))
     for rate, gradient in zip(RATES, gradients, strict=True):
-        set_learning_rate(optimiser, rate)
+        set_learning_rate(optimizer, rate)
         holder.weight.grad = torch.from_numpy(gradient.copy())
-        optimiser.step()
+        optimizer.step()
     return holder.weight.detach().numpy(), first, gradients
 
 
 def test_rmsprop_tf_has_epsilon_inside_the_root_and_begins_at_one():
-    options = {"optimiser": "rmsprop-tf", "momentum": 0.9, "rmsprop_decay": 0.8, "optimiser_epsilon": 1e-3}
+    options = {"optimizer": "rmsprop-tf", "momentum": 0.9, "rmsprop_decay": 0.8, "optimizer_epsilon": 1e-3}
     found, w, gradients = run((3, 4), weight_decay=0.01, **options)
     square, velocity = np.ones_like(w), np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
@@ -40,7 +40,7 @@ def test_rmsprop_tf_has_epsilon_inside_the_root_and_begins_at_one():
 
 
 def test_rmsprop_has_epsilon_outside_the_root_and_begins_at_zero():
-    options = {"optimiser": "rmsprop", "momentum": 0.9, "rmsprop_decay": 0.8, "optimiser_epsilon": 1e-3}
+    options = {"optimizer": "rmsprop", "momentum": 0.9, "rmsprop_decay": 0.8, "optimizer_epsilon": 1e-3}
     found, w, gradients = run((3, 4), **options)
     square, velocity = np.zeros_like(w), np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
@@ -51,7 +51,7 @@ def test_rmsprop_has_epsilon_outside_the_root_and_begins_at_zero():
 
 
 def test_lars_is_the_paper_with_decay_once():
-    options = {"optimiser": "lars", "momentum": 0.9, "lars_eeta": 0.01, "weight_decay": 0.05, "lars_epsilon": 1e-6}
+    options = {"optimizer": "lars", "momentum": 0.9, "lars_eeta": 0.01, "weight_decay": 0.05, "lars_epsilon": 1e-6}
     found, w, gradients = run((3, 4), **options)
     velocity = np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
@@ -62,7 +62,7 @@ def test_lars_is_the_paper_with_decay_once():
 
 
 def test_lars_treats_norms_and_biases_plainly():
-    found, w, gradients = run((5,), optimiser="lars", momentum=0.9, weight_decay=0.05)
+    found, w, gradients = run((5,), optimizer="lars", momentum=0.9, weight_decay=0.05)
     velocity = np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
         velocity = 0.9 * velocity + rate * g
@@ -73,25 +73,25 @@ def test_lars_treats_norms_and_biases_plainly():
 def test_lars_takes_a_plain_step_where_a_norm_is_zero():
     holder = nn.Module()
     holder.weight = nn.Parameter(torch.zeros(2, 2))
-    optimiser = build_optimizer(holder, OptimConfig(optimiser="lars", learning_rate=0.5))
+    optimizer = build_optimizer(holder, OptimConfig(optimizer="lars", learning_rate=0.5))
     holder.weight.grad = torch.ones(2, 2)
-    optimiser.step()
+    optimizer.step()
     assert torch.equal(holder.weight.detach(), torch.full((2, 2), -0.5))
 
 
 def test_muon_moves_convolutions_by_orthogonal_steps():
     weight = nn.Parameter(torch.zeros(8, 3, 3, 3))
     holder = nn.ParameterList([weight])
-    optimiser = build_optimizer(holder, OptimConfig(optimiser="muon", learning_rate=1.0))
+    optimizer = build_optimizer(holder, OptimConfig(optimizer="muon", learning_rate=1.0))
     torch.manual_seed(0)
     weight.grad = torch.randn(8, 3, 3, 3)
-    optimiser.step()
+    optimizer.step()
     values = torch.linalg.svdvals(weight.detach().reshape(8, -1))
     assert float(values.min()) > 0.6 and float(values.max()) < 1.3
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 6)])
-def test_orthogonalising_keeps_singular_vectors(shape):
+def test_orthogonalizing_keeps_singular_vectors(shape):
     torch.manual_seed(0)
     matrix = torch.randn(shape, dtype=torch.float64)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
@@ -111,9 +111,9 @@ def test_names_can_be_kept_from_decaying():
 
 def test_biases_can_have_a_rate_of_their_own():
     model = nn.Linear(3, 2)
-    optimiser = build_optimizer(model, OptimConfig(optimiser="momentum", bias_rate_factor=64))
-    set_learning_rate(optimiser, 0.5)
-    assert {tuple(group["params"][0].shape): group["lr"] for group in optimiser.param_groups if group["params"]} == {
+    optimizer = build_optimizer(model, OptimConfig(optimizer="momentum", bias_rate_factor=64))
+    set_learning_rate(optimizer, 0.5)
+    assert {tuple(group["params"][0].shape): group["lr"] for group in optimizer.param_groups if group["params"]} == {
         (2, 3): 0.5,
         (2,): 32.0,
     }
@@ -133,7 +133,7 @@ def test_rules_are_known_by_the_names_of_the_original_systems():
         "rmsprop_tf": "rmsprop-tf",
         "sgd_combined": "momentum",
     }
-    assert {name: OptimConfig(optimiser=name).optimiser for name in names} == names
+    assert {name: OptimConfig(optimizer=name).optimizer for name in names} == names
 
 
 def test_muon_with_a_fixed_norm_begins_each_update_at_it():
@@ -147,7 +147,7 @@ def test_muon_with_a_fixed_norm_begins_each_update_at_it():
 
 
 def test_muon_gives_the_rest_a_momentum_of_its_own():
-    config = OptimConfig(optimiser="muon", momentum=0.6, muon_rest_momentum=0.85)
+    config = OptimConfig(optimizer="muon", momentum=0.6, muon_rest_momentum=0.85)
     groups = build_optimizer(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), config).param_groups
     momenta = {parameter.ndim: group["momentum"] for group in groups for parameter in group["params"]}
     assert momenta == {4: 0.6, 2: 0.85, 1: 0.85}

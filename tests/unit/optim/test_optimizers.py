@@ -20,13 +20,13 @@ def make_model(seed=0):
     return model.to(memory_format=torch.channels_last)
 
 
-def advance(model, optimiser, steps, start=0):
+def advance(model, optimizer, steps, start=0):
     for step in range(start, start + steps):
         torch.manual_seed(step)
         loss = model(torch.randn(6, 3, 8, 8)).square().mean()
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def test_norms_and_biases_do_not_decay():
@@ -52,12 +52,12 @@ def test_norms_and_biases_can_have_a_decay_of_their_own():
 def test_momentum_is_its_formula():
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     holder = nn.ParameterList([weight])
-    optimiser = build_optimizer(holder, OptimConfig(optimiser="momentum", momentum=0.5, weight_decay=0.1))
-    set_learning_rate(optimiser, 0.1)
+    optimizer = build_optimizer(holder, OptimConfig(optimizer="momentum", momentum=0.5, weight_decay=0.1))
+    set_learning_rate(optimizer, 0.1)
     expected, velocity = weight.detach().clone(), torch.zeros(1, 2)
     for gradient in ([[1.0, 2.0]], [[0.5, -1.0]], [[3.0, 0.0]]):
         weight.grad = torch.tensor(gradient)
-        optimiser.step()
+        optimizer.step()
         velocity = 0.5 * velocity + torch.tensor(gradient) + 0.1 * expected
         expected = expected - 0.1 * velocity
     assert torch.allclose(weight, expected, atol=1e-7)
@@ -65,17 +65,17 @@ def test_momentum_is_its_formula():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_restored_state_continues_bit_for_bit(rule):
-    config = OptimConfig(optimiser=rule, learning_rate=0.01, weight_decay=1e-3)
+    config = OptimConfig(optimizer=rule, learning_rate=0.01, weight_decay=1e-3)
     model = make_model()
-    optimiser = build_optimizer(model, config)
-    advance(model, optimiser, 3)
-    stored = {name: tensor.contiguous().clone() for name, tensor in state_tensors(optimiser, model).items()}
+    optimizer = build_optimizer(model, config)
+    advance(model, optimizer, 3)
+    stored = {name: tensor.contiguous().clone() for name, tensor in state_tensors(optimizer, model).items()}
     twin = make_model(seed=1)
     twin.load_state_dict(model.state_dict())
-    twin_optimiser = build_optimizer(twin, config)
-    load_state(twin_optimiser, twin, stored)
-    advance(model, optimiser, 3, start=3)
-    advance(twin, twin_optimiser, 3, start=3)
+    twin_optimizer = build_optimizer(twin, config)
+    load_state(twin_optimizer, twin, stored)
+    advance(model, optimizer, 3, start=3)
+    advance(twin, twin_optimizer, 3, start=3)
     for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
@@ -83,19 +83,19 @@ def test_restored_state_continues_bit_for_bit(rule):
 def test_state_of_an_unknown_parameter_is_refused():
     model = make_model()
     with pytest.raises(CheckpointError, match="state for 'ghost.exp_avg', which this model does not have"):
-        load_state(build_optimizer(model, OptimConfig(optimiser="adam")), model, {"ghost.exp_avg": torch.zeros(1)})
+        load_state(build_optimizer(model, OptimConfig(optimizer="adam")), model, {"ghost.exp_avg": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("rule", list(RULES))
 def test_moments_are_counted_as_they_are_really_kept(rule, momentum):
     """What `convolve plan` calculates memory with."""
-    config = OptimConfig(optimiser=rule, momentum=momentum)
+    config = OptimConfig(optimizer=rule, momentum=momentum)
     layer = nn.Conv2d(2, 3, 3)
-    optimiser = build_optimizer(layer, config)
+    optimizer = build_optimizer(layer, config)
     layer(torch.ones(1, 2, 4, 4)).sum().backward()
-    optimiser.step()
-    kept = {slot for state in optimiser.state.values() for slot, value in state.items()
+    optimizer.step()
+    kept = {slot for state in optimizer.state.values() for slot, value in state.items()
             if torch.is_tensor(value) and value.ndim}  # fmt: skip
     second = {"exp_avg_sq", "square_avg"}
     assert count_moments(config) == (len(kept - second), len(kept & second))

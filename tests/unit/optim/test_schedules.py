@@ -118,7 +118,7 @@ def test_a_rate_on_the_command_line_replaces_an_exponent_below_it(tmp_path):
 
 
 def test_the_rmsprop_decay_can_follow_the_global_batch():
-    given = {"optimiser": "RMSprop", "rmsprop_base_decay_exp": -14, "batch_size": 768}
+    given = {"optimizer": "RMSprop", "rmsprop_base_decay_exp": -14, "batch_size": 768}
     assert resolve(None, None, given).config.settled_optim().rmsprop_decay == 1 - 768 / 2**14
     with pytest.raises(ConfigError, match="gives a decay of -1; it must not be negative"):
         resolve(None, None, {**given, "batch_size": 2**15})

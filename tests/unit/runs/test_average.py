@@ -82,7 +82,7 @@ def test_averages_at_the_end_are_stored_and_validated(run_dir):
 
 
 def test_the_running_average_is_its_formula(tmp_path):
-    given = {"epochs": None, "iterations": 4, "ckpts_per_epoch": 15, "batch_size": 100, "optimiser": "momentum"}
+    given = {"epochs": None, "iterations": 4, "ckpts_per_epoch": 15, "batch_size": 100, "optimizer": "momentum"}
     report = session.train(digits_config(tmp_path / "run", **given, ema_decay=0.25, report=False), SilentConsole())
     paths = find(report.run_dir)
     assert len(paths) == 4
@@ -111,7 +111,7 @@ def test_a_run_without_a_running_average_says_so(tmp_path):
 
 def fine_tune(folder, source, **given):
     options = {"model": "resnet8-cifar", "init_path": source, "iterations": 2, "epochs": None, "report": False}
-    return session.train(digits_config(folder, **options, optimiser="momentum", **given), SilentConsole())
+    return session.train(digits_config(folder, **options, optimizer="momentum", **given), SilentConsole())
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +136,8 @@ def test_fine_tuning_trains_from_the_named_block_on(tmp_path, foreign):
             assert torch.equal(after[name], tensor), name
     assert not torch.equal(after["layer3.0.conv1.weight"], before["layer3.0.conv1.weight"])
     assert after["fc.weight"].shape[0] == 10
-    optimiser = newest(report.run_dir).tensors["optimizer"]
-    assert {name.partition(".")[0] for name in optimiser} == {"layer3", "fc"}
+    optimizer = newest(report.run_dir).tensors["optimizer"]
+    assert {name.partition(".")[0] for name in optimizer} == {"layer3", "fc"}
 
 
 def test_a_variable_filter_trains_only_what_it_names(tmp_path, foreign):

@@ -106,10 +106,10 @@ def write_tables(folder: Path, *, metrics: bool = True, steps: int = 40, validat
     writer.close()
 
 
-def count_colour(path: Path, colour: tuple[int, int, int]) -> int:
+def count_color(path: Path, color: tuple[int, int, int]) -> int:
     with Image.open(path) as picture:
         counts = picture.convert("RGB").getcolors(2**24) or []
-    return sum(count for count, found in counts if found == colour)
+    return sum(count for count, found in counts if found == color)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_curves_show_what_the_tables_have(shape: dict[str, int], tmp_path: Path)
     path = draw_curves(tmp_path)
     assert path == tmp_path / "curves.png"
     validated = shape.get("validations", 4) > 0
-    assert (count_colour(path, (0xE4, 0x57, 0x2E)) > 0) == validated
+    assert (count_color(path, (0xE4, 0x57, 0x2E)) > 0) == validated
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
 
 

@@ -170,26 +170,26 @@ class DecodingFetcher:
         if len(kept) < len(rows):
             pixels = pixels.index_select(0, torch.from_numpy(kept))
         if draw is not None:
-            pixels = self._augment.colours(pixels, rows[kept], draw)
+            pixels = self._augment.colors(pixels, rows[kept], draw)
             pixels = self._augment.cut(pixels, rows[kept], draw, self._fill)
         return pixels, kept
 
 
 class PermutedView(NamedTuple):
-    """The random numbers of one sample's crop (none: the centre), and whether it is mirrored."""
+    """The random numbers of one sample's crop (none: the center), and whether it is mirrored."""
 
     numbers: list[float]
     flip: bool
 
 
-def fit_image_statistics(gallery: EncodedImages, normalisation: str, size: int) -> Transform:
+def fit_image_statistics(gallery: EncodedImages, normalization: str, size: int) -> Transform:
     """The transform for pictures of a gallery; `standard` takes its figures from some hundred of them."""
     plain = Transform(size, size, (0.0,) * 3, (1.0,) * 3, size / int(size * 256 / 224))
     images = np.zeros((1, 1, 1, 3), np.uint8)
-    if normalisation == "standard":
+    if normalization == "standard":
         small = replace(plain, height=64, width=64)
         rows = np.unique(np.linspace(0, len(gallery) - 1, _STATISTICS_SAMPLES).astype(np.int64))
         stock = DecodingFetcher(gallery.take(rows), small, Augment(), DecodingOptions(workers=0, forgiven=len(rows)))
         images = stock.begin(np.arange(len(rows)), None)()[0].numpy()
-    mean, std = fit_channels(images, normalisation)
+    mean, std = fit_channels(images, normalization)
     return replace(plain, mean=mean, std=std)

@@ -44,7 +44,7 @@ class InMemoryFetcher:
         if augment.flip != "none":
             flips = draw.flips(rows, augment.flip == "alternating")
             pixels = flip_images(pixels, torch.from_numpy(flips).to(self._device))
-        pixels = augment.colours(pixels, rows, draw)
+        pixels = augment.colors(pixels, rows, draw)
         return self._resize(augment.cut(pixels, rows, draw, self._fill))
 
     def _cropped(self, places: Tensor, rows: Indices, draw: SampleRNG) -> Tensor:

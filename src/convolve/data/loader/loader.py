@@ -103,7 +103,7 @@ class Fetcher(Protocol):
 
 
 class FetchingLoader:
-    """Windows and batches of a stock: begun `stock.ahead` in advance, normalised on `site`, mixed on the device."""
+    """Windows and batches of a stock: begun `stock.ahead` in advance, normalized on `site`, mixed on the device."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class FetchingLoader:
         """One micro batch: its own samples come first among the needed ones, their partners after them."""
         place, needed = begun.places[index], begun.needed[index]
         pixels, kept = begun.pixels[index]()
-        images = self._normalise(pixels)
+        images = self._normalize(pixels)
         labels = self._labels_of(begun.rows[needed[kept]])
         if len(kept) < len(needed):  # a broken partner: this micro batch is learned from unmixed
             own = int((kept < len(place)).sum())
@@ -191,9 +191,9 @@ class FetchingLoader:
     def _plain(self, rows: Indices, fetch: Pixels) -> MicroBatch:
         pixels, kept = fetch()
         labels = self._labels_of(rows[kept])
-        return MicroBatch(self._normalise(pixels), labels, 0)
+        return MicroBatch(self._normalize(pixels), labels, 0)
 
-    def _normalise(self, pixels: Tensor) -> Tensor:
+    def _normalize(self, pixels: Tensor) -> Tensor:
         return self._transform(pixels.to(self._site)).to(self._device)
 
     def _labels_of(self, rows: Indices) -> Tensor:

@@ -92,7 +92,7 @@ def _advance(padded: bytearray) -> Registers:
 
 
 def _join(registers: Registers, blocks: Offsets, block_ends: Offsets) -> Registers:
-    """One register per range: neighbouring blocks are joined in pairs, counted from the end of each range."""
+    """One register per range: neighboring blocks are joined in pairs, counted from the end of each range."""
     power = _BLOCK.bit_length() - 1
     while (blocks > 1).any():
         halves = -(-blocks // 2)

@@ -226,7 +226,7 @@ def _decode_png(encoded: bytes, path: Path, number: int) -> Images:
             if max(picture.size) > MAX_SIDE:
                 raise _damage(path, number, f"image of {picture.size}, sides must be at most {MAX_SIDE}")
             if picture.mode not in ("L", "RGB"):
-                raise _damage(path, number, f"image of mode {picture.mode}, must be grey or RGB")
+                raise _damage(path, number, f"image of mode {picture.mode}, must be gray or RGB")
             pixels = np.asarray(picture)
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
         raise _damage(path, number, f"its image is not a readable PNG ({error})") from error

@@ -1,9 +1,9 @@
 """Augmentation of batches in memory: a few gathers and fused operations for a whole batch, never a loop over images.
 
 Every random number belongs to (seed, epoch, sample). Cropping, mirroring and cutting out keep bytes; resampling and
-colours turn them into floats of 0 to 255, which `Transform` takes as well.
+colors turn them into floats of 0 to 255, which `Transform` takes as well.
 
-Which part of a picture the network sees: random crops for training, the centre for everything else.
+Which part of a picture the network sees: random crops for training, the center for everything else.
 """
 
 import math
@@ -33,7 +33,7 @@ NUMBERS = 4 * ATTEMPTS
 
 def draw_box(numbers: list[float], size: tuple[int, int], area: Range, aspect: Range) -> Box:
     """Top, left, height and width of a random crop: its share of the area and its proportions are drawn up to ten
-    times until it fits; then the largest centred box of allowed proportions stands in.
+    times until it fits; then the largest centered box of allowed proportions stands in.
 
     Args:
         numbers: `NUMBERS` doubles in [0, 1).
@@ -49,7 +49,7 @@ def draw_box_on(
     numbers: list[float], size: tuple[int, int], area: Range, aspect: Range, objects: npt.NDArray[np.float32]
 ) -> Box:
     """A random crop that shows at least a tenth of one of the objects [K, 4] (left, top, right, bottom, as shares of
-    the picture); the centre box where no attempt does."""
+    the picture); the center box where no attempt does."""
     for attempt in range(ATTEMPTS):
         box = _attempt(numbers[4 * attempt : 4 * attempt + 4], size, area, aspect)
         if box is not None and _covers(box, size, objects):
@@ -96,7 +96,7 @@ def draw_boxes(
 
 
 def center_box(size: tuple[int, int], share: float) -> Box:
-    """The centred square whose side is `share` of the shorter side."""
+    """The centered square whose side is `share` of the shorter side."""
     height, width = size
     side = max(1, round(min(height, width) * share))
     return (height - side) // 2, (width - side) // 2, side, side
@@ -127,13 +127,13 @@ class Augment:
     layers: int = 0
     magnitude: float = 9.0
 
-    def colours(self, pixels: Tensor, samples: Indices, draw: SampleRNG) -> Tensor:
-        """RandAugment and changes of colour."""
+    def colors(self, pixels: Tensor, samples: Indices, draw: SampleRNG) -> Tensor:
+        """RandAugment and changes of color."""
         if not self.layers and not any(self.jitter):
             return pixels
         images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         images = randaugment(images, samples, draw, self.layers, self.magnitude)
-        return jitter_colors(images, draw.numbers(samples, 3, "colours"), self.jitter).permute(0, 2, 3, 1)
+        return jitter_colors(images, draw.numbers(samples, 3, "colors"), self.jitter).permute(0, 2, 3, 1)
 
     def cut(self, pixels: Tensor, samples: Indices, draw: SampleRNG, fill: Tensor) -> Tensor:
         """Fill a square around a random place (cutout), or a random rectangle with a probability (erase)."""
@@ -224,12 +224,12 @@ def _rectangles(
 
 
 def _fill(pixels: Tensor, boxes: "np.typing.NDArray[np.int64]", fill: Tensor) -> Tensor:
-    """Give the pixels inside each box [top, left, bottom, right] one colour; lines of pixels are handled as a whole."""
+    """Give the pixels inside each box [top, left, bottom, right] one color; lines of pixels are handled as a whole."""
     count, height, width, channels = pixels.shape
     top, left, bottom, right = torch.from_numpy(boxes).to(pixels.device)[:, :, None].unbind(1)
     down = torch.arange(height, device=pixels.device)
     across = torch.arange(width * channels, device=pixels.device).div(channels, rounding_mode="floor")
     rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
     inside = rows[:, :, None] & columns[:, None, :]
-    colours = fill.to(pixels.dtype).repeat(width)
-    return torch.where(inside, colours, pixels.reshape(count, height, -1)).view(pixels.shape)
+    colors = fill.to(pixels.dtype).repeat(width)
+    return torch.where(inside, colors, pixels.reshape(count, height, -1)).view(pixels.shape)

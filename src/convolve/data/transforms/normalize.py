@@ -20,12 +20,12 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FIXED = {"unit": (0.0, 1.0), "symmetric": (0.5, 0.5)}
 
 
-_ONLY_CENTRED = (1 / 255,) * 3  # pixels keep their range of 255
+_ONLY_CENTERED = (1 / 255,) * 3  # pixels keep their range of 255
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Input size, the normalisation of each channel, and the share of a picture's shorter side that is looked at."""
+    """Input size, the normalization of each channel, and the share of a picture's shorter side that is looked at."""
 
     height: int
     width: int
@@ -35,7 +35,7 @@ class Transform:
 
     @property
     def channels(self) -> int:
-        """Number of colour channels."""
+        """Number of color channels."""
         return len(self.mean)
 
     @property
@@ -44,7 +44,7 @@ class Transform:
         return self.channels, self.height, self.width
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels 0 to 255 [N, H, W, C] to float32 [N, C, H, W]; memory stays channels-last."""
+        """Normalize pixels 0 to 255 [N, H, W, C] to float32 [N, C, H, W]; memory stays channels-last."""
         images = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if self.channels == 1:
             images.mul_(1 / (255 * self.std[0])).add_(-self.mean[0] / self.std[0])
@@ -72,24 +72,24 @@ class Transform:
             ) from None
 
 
-def fit_transform(split: Split, normalisation: str, size: int | None = None) -> Transform:
-    """The transform that a normalisation means for the images of a split, at their own size or another one."""
+def fit_transform(split: Split, normalization: str, size: int | None = None) -> Transform:
+    """The transform that a normalization means for the images of a split, at their own size or another one."""
     _, height, width, channels = split.images.shape
-    mean, std = fit_channels(split.images, normalisation)
+    mean, std = fit_channels(split.images, normalization)
     assert len(mean) == channels, f"{len(mean)} means for {channels} channels"
     return Transform(size or height, size or width, mean, std)
 
 
-def fit_channels(images: Images, normalisation: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel that a normalisation means for these images [..., C]."""
+def fit_channels(images: Images, normalization: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel that a normalization means for these images [..., C]."""
     channels = images.shape[-1]
-    if normalisation in _FIXED:
-        mean, std = _FIXED[normalisation]
+    if normalization in _FIXED:
+        mean, std = _FIXED[normalization]
         return (mean,) * channels, (std,) * channels
-    if normalisation.startswith("imagenet"):
+    if normalization.startswith("imagenet"):
         if channels != 3:
-            raise ConfigError(f"normalisation={normalisation}: it is for colour images; set standard or symmetric")
-        return IMAGENET_MEAN, IMAGENET_STD if normalisation == "imagenet" else _ONLY_CENTRED
+            raise ConfigError(f"normalization={normalization}: it is for color images; set standard or symmetric")
+        return IMAGENET_MEAN, IMAGENET_STD if normalization == "imagenet" else _ONLY_CENTERED
     # Histograms are exact, whatever the number of images; in pieces, since counting widens the values to 64 bits.
     counts = np.zeros((channels, 256), np.int64)
     for piece in np.array_split(images, max(1, images.size >> 22)):

@@ -1,4 +1,4 @@
-"""Colours and RandAugment for whole batches [N, C, H, W] of pixels 0 to 255: one call for all samples that drew it.
+"""Colors and RandAugment for whole batches [N, C, H, W] of pixels 0 to 255: one call for all samples that drew it.
 
 The operations and their ranges are a subset of RandAugment (Cubuk and others, 2019): magnitudes go from 0 to 30, a
 geometric operation turns, shifts or shears to either side by a coin.

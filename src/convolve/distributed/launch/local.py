@@ -31,7 +31,7 @@ class Instance:
     count: int = 1
     meeting_point: str = "localhost:0"
     job: str = ""
-    neighbours: int = 1
+    neighbors: int = 1
     patience: float = 60.0
 
 
@@ -41,7 +41,7 @@ ONLY = Instance()
 def start_processes(world: int, arguments: Sequence[str], instance: Instance = ONLY, *, tagged: bool = False) -> int:
     """Run `convolve ARGUMENTS` in this instance's share of `world` processes; the exit code of the first that failed.
 
-    `neighbours` instances share this host, and its cores are shared out; `tagged` puts the rank before each line.
+    `neighbors` instances share this host, and its cores are shared out; `tagged` puts the rank before each line.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,7 +49,7 @@ def start_processes(world: int, arguments: Sequence[str], instance: Instance = O
 
     own = world // instance.count
     # More threads than cores would wait for each other at every barrier.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_threads() // (own * instance.neighbours))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_threads() // (own * instance.neighbors))))
     several = instance.count > 1
     config = LaunchConfig(
         min_nodes=instance.count,

@@ -75,7 +75,7 @@ class Job:
         return self.instances // len(self.hosts)
 
     def host_of(self, instance: int) -> str:
-        """Instances fill one host after the other, so neighbouring ranks share one."""
+        """Instances fill one host after the other, so neighboring ranks share one."""
         return self.hosts[instance // self.per_host]
 
     def reach(self, host: str, script: str) -> list[str]:

@@ -29,12 +29,12 @@ typedef struct {
     int64_t rows, c, per_line, lines;
 } shape;
 
-/* `centre`, `scale` and `shift` hold values for a whole line; `sums` two lines of doubles for each group. */
+/* `center`, `scale` and `shift` hold values for a whole line; `sums` two lines of doubles for each group. */
 typedef struct {
     shape s;
     int activation;
     const float *x, *g;
-    float *out, *centre, *scale, *shift, *along;
+    float *out, *center, *scale, *shift, *along;
     double *sums;
     crew crew;
 } job;
@@ -63,9 +63,9 @@ static void spread(const shape *s, const float *values, float *line) {
 
 #define INPUT -1 /* beside the activations: no gradient */
 
-/* What is added up: of the input alone d and d^2, of a gradient g and g d, with d = x - centre. */
+/* What is added up: of the input alone d and d^2, of a gradient g and g d, with d = x - center. */
 INLINE void terms(const int kind, const job *work, int64_t at, int64_t v, vector *a, vector *b) {
-    vector d = LOAD(work->x + at) - LOAD(work->centre + v), g = d;
+    vector d = LOAD(work->x + at) - LOAD(work->center + v), g = d;
     if (kind != INPUT) g = let_through(kind, d * LOAD(work->scale + v) + LOAD(work->shift + v), LOAD(work->g + at));
     *a += g;
     *b += g * d;
@@ -97,7 +97,7 @@ INLINE void add_lines(const int kind, const job *work, int64_t first, int64_t en
 static job rest_of(const job *work, float *memory) {
     int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
     float *x = memory, *g = x + width, *out = g + width;
-    memcpy(x, work->centre, 4 * width);
+    memcpy(x, work->center, 4 * width);
     memset(g, 0, 4 * width);
     memcpy(x, work->x + done, 4 * left);
     if (work->g) memcpy(g, work->g + done, 4 * left);
@@ -148,13 +148,13 @@ static void add_groups(job *work) {
 
 /* ---- results --------------------------------------------------------------------------------------------------- */
 
-INLINE vector normalised(const int kind, const job *work, int64_t at, int64_t v) {
-    vector y = (LOAD(work->x + at) - LOAD(work->centre + v)) * LOAD(work->scale + v) + LOAD(work->shift + v);
+INLINE vector normalized(const int kind, const job *work, int64_t at, int64_t v) {
+    vector y = (LOAD(work->x + at) - LOAD(work->center + v)) * LOAD(work->scale + v) + LOAD(work->shift + v);
     return activated(kind, y);
 }
 
 INLINE vector input_gradient(const int kind, const job *work, int64_t at, int64_t v) {
-    vector d = LOAD(work->x + at) - LOAD(work->centre + v), scale = LOAD(work->scale + v);
+    vector d = LOAD(work->x + at) - LOAD(work->center + v), scale = LOAD(work->scale + v);
     vector g = let_through(kind, d * scale + LOAD(work->shift + v), LOAD(work->g + at));
     const float *along = work->along + v, *plain = along + width_of(&work->s);
     return scale * g - d * LOAD(along) - LOAD(plain);
@@ -167,7 +167,7 @@ INLINE void write_lines(const int kind, const job *work, int64_t first, int64_t 
             for (int64_t v = 0; v < width; v += LANES) STORE(work->out + at + v, input_gradient(kind, work, at + v, v));
     } else {
         for (int64_t at = first * width; at < end * width; at += width)
-            for (int64_t v = 0; v < width; v += LANES) STORE(work->out + at + v, normalised(kind, work, at + v, v));
+            for (int64_t v = 0; v < width; v += LANES) STORE(work->out + at + v, normalized(kind, work, at + v, v));
     }
 }
 
@@ -206,8 +206,8 @@ int64_t convolve_batch_norm_scratch(int64_t rows, int64_t c) {
 static void settle_in(job *work, char *scratch) {
     int64_t width = width_of(&work->s);
     work->sums = (double *)scratch;
-    work->centre = (float *)(scratch + 16 * groups_of(&work->s) * width);
-    work->scale = work->centre + width;
+    work->center = (float *)(scratch + 16 * groups_of(&work->s) * width);
+    work->scale = work->center + width;
     work->shift = work->scale + width;
     work->along = work->shift + width;
 }
@@ -216,7 +216,7 @@ static void settle_in(job *work, char *scratch) {
 static void place_constants(job *work, const float *mean, const float *r, const float *w, const float *b) {
     float scale[work->s.c];
     for (int64_t i = 0; i < work->s.c; i++) scale[i] = w[i] * r[i];
-    spread(&work->s, mean, work->centre);
+    spread(&work->s, mean, work->center);
     spread(&work->s, scale, work->scale);
     spread(&work->s, b, work->shift);
 }
@@ -228,7 +228,7 @@ int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, double 
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .out = y};
     work.crew = crew_of(&work.s, threads, parallel);
     settle_in(&work, scratch);
-    spread(&work.s, x, work.centre);
+    spread(&work.s, x, work.center);
     share(&work.crew, run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {

@@ -235,7 +235,7 @@ static void add_weights(const shape *s, int64_t count, const bench *own, float *
     }
 }
 
-/* The input's gradients of some images, among zeros; `packed` has a line for each kernel row and channel. Neighbouring
+/* The input's gradients of some images, among zeros; `packed` has a line for each kernel row and channel. Neighboring
  * pixels overlap, and would wait for each other: all first pixels of windows come before all second ones. */
 static void add_inputs(const shape *s, int64_t count, const bench *own, const float *packed) {
     int64_t line = line_of(s), cells = count * windows_of(s), row = row_of(s);

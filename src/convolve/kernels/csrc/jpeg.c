@@ -1,7 +1,7 @@
 /* Reading of many JPEG files, or JPEGs inside larger files, by one call that looks up their sizes as well.
  *
  * Only what is plain is taken: a file that can be read and fits, whose markers follow one another as they should up to
- * the pixels, grey or three colours of 8 bits, not turned by a camera's note. The caller reads everything else itself,
+ * the pixels, gray or three colors of 8 bits, not turned by a camera's note. The caller reads everything else itself,
  * so no error has to be told from here.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -54,13 +54,13 @@ static int is_harmless(int marker) {
            (marker >= NOTES_FIRST && marker <= NOTES_LAST);
 }
 
-/* The first frame header: its length, bits, height, width, number of colours, three bytes for each. */
+/* The first frame header: its length, bits, height, width, number of colors, three bytes for each. */
 static int read_frame(const uint8_t *frame, int64_t length, jpeg *found) {
     if (found->height || length < 8) return 0;
-    int colours = frame[7];
+    int colors = frame[7];
     found->height = frame[3] << 8 | frame[4];
     found->width = frame[5] << 8 | frame[6];
-    int known = frame[2] == 8 && (colours == 1 || colours == 3) && length == 8 + 3 * colours;
+    int known = frame[2] == 8 && (colors == 1 || colors == 3) && length == 8 + 3 * colors;
     return known && found->height && found->width;
 }
 

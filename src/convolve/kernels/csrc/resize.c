@@ -44,7 +44,7 @@ INLINE uint8_t settle(int32_t sum, int bits) {
 #ifdef VECTORS
 INLINE int32_t pair_at(const int16_t *weights) { int32_t pair; memcpy(&pair, weights, 4); return pair; }
 
-/* Two neighbouring pixels of two lines, as words r r g g b b 0 0 of each. */
+/* Two neighboring pixels of two lines, as words r r g g b b 0 0 of each. */
 INLINE __m256i pixels_at(const uint8_t *one, const uint8_t *other) {
     const __m128i apart = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
     __m128i low = _mm_loadl_epi64((const __m128i *)one), high = _mm_loadl_epi64((const __m128i *)other);

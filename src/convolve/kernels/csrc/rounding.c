@@ -32,7 +32,7 @@ typedef struct {
 static inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
-/* a where `mask` is all ones, b where it is zero: compilers vectorise this where they would branch on `?:`. */
+/* a where `mask` is all ones, b where it is zero: compilers vectorize this where they would branch on `?:`. */
 static inline uint32_t choose(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 static inline uint32_t is_small(uint32_t m) { return (uint32_t)-((int32_t)m < 0x38800000); }
 

@@ -27,16 +27,9 @@ if TYPE_CHECKING:
 
 
 KINDS = ("cuda", "mps", "xpu", "npu")
-
-
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
-
-
 SAFE_ISA = "AVX512_CORE_FP16"
-
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
 
 _PROBE = """
 import sys, time, torch

@@ -16,14 +16,12 @@ EXTRAS = {
     "serve": ("starlette", "uvicorn", "httptools"),
 }
 
-
 # What is done in C: the files, and how they are compiled.
 NATIVE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "layers": (("batch_norm.c", "conv_pool.c", "depthwise.c", "winograd.c"), binding.OPTIONS),
     "pictures": (("jpeg.c", "resize.c"), ()),
     "number formats": (("rounding.c",), ()),
 }
-
 
 PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for operation in ("matmul", "convolution")]
 

@@ -34,14 +34,8 @@ def ignore_progress(what: str, done: int, total: int | None) -> None:
 
 
 CHUNK = 1 << 18
-
-
 _GRACE_SECONDS = 0.5
-
-
 _REFUSES_HEAD = (405, 501)
-
-
 _RANGE_IS_EMPTY = 416
 
 

@@ -123,8 +123,6 @@ def failpoint(stage: str) -> None:
 
 
 _POLL_SECONDS = 0.1
-
-
 _BUSY = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 

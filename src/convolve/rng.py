@@ -24,20 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 Key = int | str
-
-
 Words = npt.NDArray[np.uint64]
-
-
 _MASK = (1 << 64) - 1
-
-
 _GAMMA = 0x9E3779B97F4A7C15
-
-
 _FIRST = 0xBF58476D1CE4E5B9
-
-
 _SECOND = 0x94D049BB133111EB
 
 

@@ -30,10 +30,7 @@ from convolve.runs import session
 from convolve.runs.session import read_config
 
 SURVEYS = 8
-
-
 CURVE_POINTS = 200
-
 
 POLICY_WORDS: dict[str, dict[str, Any]] = {
     "fp16": {"half_type": "fp16"},
@@ -45,7 +42,6 @@ POLICY_WORDS: dict[str, dict[str, Any]] = {
     "native": {"numerics": "native"},
     "emulated": {"numerics": "emulated"},
 }
-
 
 POLICIES: dict[str, dict[str, Any]] = {
     **{name: {"precision": name} for name in ("32.32", "16.32", "16.16")},

@@ -14,8 +14,6 @@ from typing import Protocol
 from torch import Tensor
 
 MAX_LOST_FRACTION = 0.5
-
-
 MIN_PROGRESS = 0.75
 
 

@@ -12,10 +12,7 @@ from matplotlib.figure import Figure
 from convolve.files import replace_file
 
 COLORS = ("#4c78a8", "#e4572e", "#5b8c5a", "#b279a2", "#d9a441", "#6b6ecf", "#3aa6a6")
-
-
 KINDS = ("activation", "gradient", "update", "weight")
-
 
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -26,7 +23,6 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8884; }
 td.number, th.number { text-align: right; } svg { background: white; max-width: 100%; height: auto; }
 """
-
 
 Candidate = Mapping[str, Any]
 

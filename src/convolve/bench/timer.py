@@ -22,11 +22,7 @@ from torch.profiler import profile as torch_profile
 from convolve.errors import ConvolveError
 
 TURN_SECONDS = 0.05
-
-
 MIN_TURNS = 3
-
-
 Work = Callable[[], object]
 
 

@@ -46,14 +46,8 @@ from convolve.runs.folder import create_run_dir
 from convolve.runs.session import Session
 
 RUN_SECONDS = 1.0
-
-
 MATMUL_SIDE = 1024
-
-
 MATMUL_SECONDS = 0.1
-
-
 PROFILED_STEPS = 10
 
 

@@ -20,8 +20,6 @@ from convolve.errors import CheckpointError
 from convolve.files import remove_quietly, sync_folder, write_folder
 
 AVERAGES_FOLDER = "averages"
-
-
 BlendFn = Callable[[Tensor, Tensor, int], Tensor]
 
 

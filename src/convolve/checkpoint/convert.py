@@ -72,11 +72,7 @@ def _convert_in_child(source: Path, made: Path) -> int:
 
 # Where training scripts keep the weights inside what they save.
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema", "net", "weights")
-
-
 MEMORY_FACTOR = 8
-
-
 MEMORY_FLOOR = 8 << 30
 
 

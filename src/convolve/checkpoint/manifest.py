@@ -18,20 +18,10 @@ from convolve.checkpoint.snapshot import FILES, STATE_FILE
 from convolve.errors import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
-
-
 FORMAT = "convolve-checkpoint"
-
-
 VERSION = 1
-
-
 _MAX_MANIFEST = 2**16
-
-
 _PIECE = 2**20
-
-
 _REMEDY = "use another checkpoint, or `convolve restore RUN`, which takes the newest whole one"
 
 

@@ -106,8 +106,6 @@ def _require_match(own: dict[str, Tensor], weights: dict[str, Tensor], head: fro
 
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
-
-
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 

@@ -14,17 +14,9 @@ from torch import Tensor
 from convolve.errors import CheckpointError, suggest
 
 PARTS = ("model", "optimizer", "averages")
-
-
 STATE_FILE = "state.json"
-
-
 PART_FILES = {part: f"{part}.safetensors" for part in PARTS}
-
-
 FILES = (*PART_FILES.values(), STATE_FILE)
-
-
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AssertionError)
 
 

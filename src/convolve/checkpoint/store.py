@@ -39,17 +39,9 @@ from convolve.files import (
 )
 
 CHECKPOINTS_FOLDER = "checkpoints"
-
-
 BEST_FILE = "best.txt"
-
-
 MIN_KEPT = 2
-
-
 _NAME = re.compile(r"step-(\d{9,})")
-
-
 _LEFTOVER = re.compile(r"\.(tmp|old|gone)-(\w+)-(\d+)")
 
 

@@ -10,8 +10,6 @@ from convolve.compat.options import translate
 from convolve.config.loading import resolve
 
 DEFAULT_CONFIG = "lenet-mnist"
-
-
 DESCRIPTION = "Train one config in several number formats (or compare finished runs) and say where and why they part."
 
 

@@ -91,10 +91,7 @@ INFER_DESCRIPTION = (
     "images, or any config with generated ones."
 )
 
-
 INFER_USAGE = "convolve bench infer [RUN | --config NAME | --model NAME] [--option value ...]"
-
-
 HEADINGS = ("batch", "variant", "images/s", "mean ms", "p50 ms", "p99 ms", "p99.9 ms", "calls", "x eager")
 
 
@@ -186,10 +183,7 @@ TRAIN_DESCRIPTION = (
     "option of `convolve train`; --generated-data or --synthetic-data need no data."
 )
 
-
 TRAIN_USAGE = "convolve bench train [--config NAME] [--compare NAME] [--option value ...]"
-
-
 TRACE = "trace.json"
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from convolve.runs.session import TrainReport
 
 REFRESH_SECONDS = 0.1
-
-
 PLAIN_SECONDS = 2.0
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 USAGE = "convolve launch --hosts a,b [--num-instances 4] [--num-replicas 8] [options] -- train --config NAME ..."
-
-
 COMMANDS = ("train", "restore")
 
 

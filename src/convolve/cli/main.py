@@ -28,7 +28,6 @@ COMMANDS = {
     "doctor": "what works on this machine and what does not",
 }
 
-
 ALIASES = {"infer-bench": ("bench", "infer")}
 
 

@@ -11,8 +11,6 @@ from convolve.distributed.launch.local import follow_launcher
 from convolve.distributed.topology import is_rank_zero
 
 USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help puts that network's options first"
-
-
 EPILOG = "`--x none` unsets an optional value. Without arguments: LeNet on MNIST."
 
 

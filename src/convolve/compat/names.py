@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 _SPLIT = re.compile(r"(?:b(\d)/(\d+)|stage(\d)/unit(\d+)|block(\d)([a-z]))(/relu)?")
-
-
 _ENDS = {"reduce_mean": "avgpool", "fc1": "fc", "Top": "features/8"}
 
 

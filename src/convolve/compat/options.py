@@ -70,7 +70,6 @@ RENAMED = {
     "enable-optimizer-rts": "rts",
 }
 
-
 REPLACED: dict[str, list[str]] = {
     "auto-loss-scaling": ["--loss-scaling-rule", "automatic"],
     "enable-ce": ["--seed", "90"],
@@ -86,10 +85,8 @@ REPLACED: dict[str, list[str]] = {
     "no-eight-bit-io": ["--hostside-norm"],
 }
 
-
 # Flags that took the words True or False: their value becomes a real switch.
 WORDED = {"draw-loss-curve": "curves", "download": "download", "over-dump": "over-dump"}
-
 
 # Flags that only said whether another option counts: that option, and the value that it had by itself.
 SWITCHES = {
@@ -273,16 +270,9 @@ class Program:
 
 
 _CHECKPOINT = ("restore-path", "checkpoint-path", "checkpoint-input-path")
-
-
 LAYOUT = tuple(name.replace("_", "-") for name, section in SECTION_OF.items() if section == "parallel")
-
-
 _PARTITION = "devices are found by PyTorch on each host; there is no partition to reserve; leave it out"
-
-
 _MPI = "processes talk through torch.distributed, not MPI; the environment is passed on; leave it out"
-
 
 PROGRAMS = {
     "validate": Program(

@@ -5,46 +5,19 @@ the program that declared them. The pages under docs/migrating repeat every reas
 """
 
 ONE_DEVICE = "the number of copies is --replicas N here, on whatever devices there are"
-
-
 _TPU = f"no TPU is driven from here; {ONE_DEVICE}"
-
-
 _FUSION = "operator fusion of the vendor's compiler has no counterpart here; leave it out"
-
-
 _DUMPS = "dumps go into the run folder; leave it out"
-
-
 _NO_TRACE = "a trace is made by `convolve bench train --profile`; training.csv has the time of every log interval"
-
-
 _MEMORY_PLAN = "it plans the on-chip memory of an IPU; no other device has such a plan; leave it out"
-
-
 _EXCHANGE = "it steers the IPU compiler's exchange of data between tiles; leave it out"
-
-
 _OFFLOAD = "PyTorch decides where tensors lie, and 16.32 is the same arithmetic wherever its copies are; leave it out"
-
-
 _STABLE = "norm statistics are computed stably, and in fp32 unless --half-norm-statistics is given; leave it out"
-
-
 _HOST_CALLS = "steps are not grouped into device calls here; leave it out"
-
-
 _COMPILED = "nothing is compiled beforehand; `convolve plan` and `convolve describe` check a config without training"
-
-
 _SHARDING = "stages begin at named blocks: --pipeline-splits, or --pipeline-splits auto"
-
-
 _FINE_TUNING = "fine-tuning is a run of its own, with its own options: --init-path RUN --freeze-until BLOCK"
-
-
 _RESUME = "`convolve restore RUN` goes on with a run; --init-path RUN only takes its weights"
-
 
 ASCEND = {
     "autotune": "the vendor's kernel tuning has no counterpart here; leave it out",
@@ -70,12 +43,10 @@ ASCEND = {
     "worker-hosts": "hosts are given to `convolve launch --hosts` or torchrun; leave it out",
 }
 
-
 PADDLE = {
     "ues-ipu-model": "it was misspelt; the saved model here takes any batch size, nothing has to be rewritten",
     "use-data-parallel": f"it never worked in the original; {ONE_DEVICE}",
 }
-
 
 GRAPHCORE = {
     "abs-end-learning-rate": "the last rate is a share of the first, so that it follows it: --poly-lr-end-ratio",
@@ -143,6 +114,5 @@ GRAPHCORE = {
     "weight-avg-strategy": "an average is asked for by its own option: --weight-avg-n N or --weight-avg-exp DECAY",
     "webdataset-memory-cache-ratio": "the cache is told in gigabytes, and fills while they last: --cache-memory",
 }
-
 
 REFUSED = {**PADDLE, **ASCEND, **GRAPHCORE}

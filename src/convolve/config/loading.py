@@ -28,14 +28,12 @@ from convolve.errors import ConfigError, suggest
 
 COMMAND_LINE = "command line"
 
-
 EXCLUSIVE = (
     ("epochs", "iterations"),
     ("ckpts_per_epoch", "epochs_per_ckpt"),
     ("learning_rate", "base_learning_rate_exponent"),
     ("rmsprop_decay", "rmsprop_base_decay_exp"),
 )
-
 
 _METADATA_KEYS = ("base", "summary", "also")
 

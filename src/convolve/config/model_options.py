@@ -13,11 +13,7 @@ from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 
 EVERY_MODEL = ("model", "init_path", "variable_filter", "freeze_until")
-
-
 _NORM = {"norm_type": "batch", "groups": 32, "bn_decay": 0.9, "norm_epsilon": 1e-5}
-
-
 _RESNET = {**_NORM, "last_gamma_zero": True, "stride_in_1x1": False, "stage1_projection": False}
 
 

@@ -9,8 +9,6 @@ from convolve.config.schema import Config
 from convolve.errors import ConfigError, suggest
 
 SCHEDULES = ("constant", "stepped", "cosine", "exponential", "polynomial", "trapezoid", "onecycle")
-
-
 SCHEDULE_GROUP = "convolve.schedules"
 
 

@@ -12,12 +12,9 @@ from convolve.config import Config
 from convolve.errors import ConfigError, suggest
 
 _DIGITS = tuple("0123456789")
-
-
 _CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-
 
 _CIFAR100_CLASSES = (
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
@@ -148,7 +145,6 @@ MNIST = DatasetInfo(
     fetched_bytes=11_594_722,
 )
 
-
 FASHION_MNIST = DatasetInfo(
     name="fashion-mnist",
     what="pieces of clothing, 28x28 gray, 60,000 training and 10,000 test images",
@@ -179,7 +175,6 @@ FASHION_MNIST = DatasetInfo(
     fetched_bytes=30_878_645,
 )
 
-
 DIGITS = DatasetInfo(
     name="digits",
     what="handwritten digits shipped with convolve, 8x8 brought to 28x28 gray, 1,500 training and 297 test images",
@@ -204,12 +199,8 @@ DIGITS = DatasetInfo(
     license="CC BY 4.0; E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, doi 10.24432/C50P49",
 )
 
-
 _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
-
-
 _CIFAR_LICENSE = "none stated; A. Krizhevsky asks to cite 'Learning Multiple Layers of Features from Tiny Images', 2009"
-
 
 CIFAR10 = DatasetInfo(
     name="cifar-10",
@@ -246,7 +237,6 @@ CIFAR10 = DatasetInfo(
     fetched_bytes=170_052_171,
 )  # fmt: skip
 
-
 CIFAR100 = DatasetInfo(
     name="cifar-100",
     what="photographs of a hundred kinds of things, 32x32 RGB, 50,000 training and 10,000 test images",
@@ -272,10 +262,7 @@ CIFAR100 = DatasetInfo(
     fetched_bytes=168_513_733,
 )  # fmt: skip
 
-
 CATALOG: dict[str, DatasetInfo] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, DIGITS, CIFAR10, CIFAR100)}
-
-
 ALIASES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashion_mnist": "fashion-mnist"}
 
 

@@ -32,7 +32,6 @@ from convolve.errors import ConfigError, DataError, suggest
 
 MIN_SIDE = 16
 
-
 _KINDS = {
     b"\xff\xd8\xff": ("JPEG", (".jpg", ".jpeg")),
     b"\x89PNG": ("PNG", (".png",)),
@@ -40,7 +39,6 @@ _KINDS = {
     b"BM": ("BMP", (".bmp",)),
     b"RIFF": ("WEBP", (".webp",)),
 }
-
 
 _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 

@@ -13,11 +13,7 @@ from torch import Tensor
 from convolve.errors import DataError
 
 Images = npt.NDArray[np.uint8]
-
-
 Labels = npt.NDArray[np.int64]
-
-
 MAX_SIDE = 4096
 
 

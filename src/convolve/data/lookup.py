@@ -33,10 +33,7 @@ from convolve.errors import DataError
 from convolve.rng import generator
 
 VARIABLES = ("DATA_DIR", "DATASETS_DIR")
-
-
 PHOTO_DATASETS = (NAME, "imagenet", "imagefolder", "webdataset", "tfrecord")
-
 
 _PATH_WORDS = {
     "mnist": ("mnist",),
@@ -177,11 +174,7 @@ def _as_dataset(entry: DatasetInfo, splits: Splits, origin: str) -> Dataset:
 
 
 ORIGIN = "shipped with convolve"
-
-
 _FOLDER = Path(__file__).parent / "digits"
-
-
 _SMALL, _LARGE, _MARGIN, _BRIGHTEST = 8, 20, 4, 16
 
 

@@ -34,14 +34,8 @@ from convolve.download import Progress
 from convolve.errors import ConfigError, DataError
 
 TAR_FORMAT = "webdataset"
-
-
 STATE = ".prepare.json"
-
-
 _CHUNK = 256
-
-
 _SPLITS = ("train", "validation")
 
 

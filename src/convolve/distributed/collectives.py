@@ -56,8 +56,6 @@ from convolve.errors import ParallelError
 from convolve.loggers.base import Console, SilentConsole
 
 TIMEOUT = timedelta(seconds=float(os.environ.get("CONVOLVE_PATIENCE", 300)))
-
-
 SHARED_LIMIT_BYTES = 64 << 20
 
 

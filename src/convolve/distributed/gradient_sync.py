@@ -81,14 +81,8 @@ class StopVote:
 
 
 BUCKET_BYTES = 10 << 20
-
-
 Finish = Callable[[], None]
-
-
 Reduce = Callable[[Tensor], Finish]
-
-
 """Starts to add a flat tensor up over the replicas, in place; the result is there after the returned call."""
 
 

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 Broadcast = Callable[[Tensor, int], None]
-
-
 """Makes a flat tensor, in place, what the replica of that number holds."""
 
 

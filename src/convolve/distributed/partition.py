@@ -59,8 +59,6 @@ class LocalShard:
 
 
 FitsFn = Callable[[int, int, int], bool]
-
-
 """Whether stage number `s` can hold the blocks from `begin` up to, not including, `end`."""
 
 

@@ -34,17 +34,9 @@ if TYPE_CHECKING:
 
 
 Shape = tuple[int, ...]
-
-
 Forward = Callable[[int, Tensor], Tensor]
-
-
 Around = Callable[[int, bool], AbstractContextManager[None]]
-
-
 """The context for the forward or (True) the backward pass of a micro batch, given by its number."""
-
-
 MAX_CACHED_SCHEDULES = 8
 
 

@@ -25,8 +25,6 @@ from torch import Tensor
 from convolve.errors import ParallelError
 
 TIMEOUT_SECONDS = 300.0
-
-
 SPINS = 2000
 
 

@@ -57,8 +57,6 @@ def initialize_weights(network: Network, config: Config, loader: Loader, console
 
 
 DUMP_FOLDER = "dumps"
-
-
 EmitEvent = Callable[..., None]
 
 

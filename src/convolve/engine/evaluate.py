@@ -30,11 +30,7 @@ from convolve.layers.hooks import has_hooks
 from convolve.models.network import Network
 
 VALID_BATCH = 500
-
-
 LogitsFn = Callable[[Tensor], Tensor | None]
-
-
 """From images to logits; None at a stage of a pipeline whose successors give them."""
 
 

@@ -38,8 +38,6 @@ from convolve.runs.load import (
 )
 
 BATCHES = (1, 2, 7)
-
-
 TOLERANCE = 1e-4
 
 
@@ -87,8 +85,6 @@ def _checked(logits: Logits, size: int) -> Logits:
 
 
 ALIASES = {"frozen": "onnx"}
-
-
 MAX_INT8_LOSS = 0.01
 
 

@@ -55,17 +55,9 @@ class Classifier(nn.Module):
 
 
 Pixels = npt.NDArray[np.uint8]
-
-
 Logits = npt.NDArray[np.float32]
-
-
 Predictor = Callable[[Pixels], Logits]
-
-
 MAX_BATCH = 4096
-
-
 _METADATA_FILE = f"{METADATA_KEY}.json"
 
 

@@ -14,8 +14,6 @@ from convolve.export.formats import Pixels, quiet, require_onnx
 from convolve.inference.metadata import ModelMetadata
 
 CALIBRATION_IMAGES = 512
-
-
 CALIBRATION_BATCH = 32
 
 

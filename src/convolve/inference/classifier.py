@@ -172,6 +172,4 @@ class ServableModel:
 
 
 Reload = Callable[[str | None], ServableModel | None]
-
-
 """Given the version in service, the model that should take its place, or None if that is still the right one."""

@@ -17,11 +17,7 @@ from convolve.data.dataset import Images
 from convolve.models.network import Network
 
 Heat = npt.NDArray[np.float32]
-
-
 _STOPS = np.array([(0, 0, 96), (0, 96, 255), (64, 255, 160), (255, 220, 0), (255, 32, 0)], np.float64)
-
-
 _VISIBLE_SIDE = 224
 
 

@@ -18,11 +18,7 @@ from convolve.errors import CheckpointError
 from convolve.runs.load import TrainedModel
 
 FORMAT = 1
-
-
 METADATA_KEY = "convolve"
-
-
 _FITS = ("digit", "photo")
 
 

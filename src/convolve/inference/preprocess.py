@@ -12,11 +12,7 @@ from convolve.data.transforms.normalize import Transform
 from convolve.inference.metadata import ModelMetadata
 
 _LUMA = np.array((299, 587, 114), np.int64)
-
-
 _INK_BOX = 20 / 28  # MNIST keeps the ink in 20 of 28 pixels
-
-
 _MIN_INK = 0.3
 
 

@@ -19,10 +19,7 @@ _SIGNATURES = Signatures(
     scratch=(LONG, LONG),
 )
 
-
 Activation = Literal["none", "relu", "silu"]
-
-
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C file knows them by their number
 
 

@@ -10,15 +10,9 @@ from torch import Tensor
 from convolve.kernels import build
 
 POINTER, INT, LONG, DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
-
-
 PACKAGE = "convolve.kernels.csrc"
-
-
 # Sums may be fused: the last bits of these layers are their own.
 OPTIONS = ("-ffp-contract=fast",)
-
-
 # Why C files that were asked for could not be compiled.
 _reasons: dict[str, str] = {}
 

@@ -28,14 +28,8 @@ import torch
 from convolve import device
 
 COMPILERS = ("cc", "gcc", "clang")
-
-
 OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
-
-
 TIME_LIMIT = 120
-
-
 _INCLUDE = re.compile(rb'^#include "([^"\n]+)".*$', re.MULTILINE)
 
 

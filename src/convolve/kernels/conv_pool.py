@@ -19,20 +19,14 @@ from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, add
 
 # What is to stay in registers must not become a call of memcpy.
 _OPTIONS = ("-fno-tree-loop-distribute-patterns",)
-
-
 _Sizes = LONG * 11  # `shape` in the C file
-
-
 _SIZES = ctypes.POINTER(_Sizes)
-
 
 _SIGNATURES = Signatures(
     forward=(_SIZES, *[POINTER] * 6),
     backward=(_SIZES, *[POINTER] * 8),
     scratch=(_SIZES, INT),
 )
-
 
 MAX_CHANNELS = 4095  # the C file counts them in twelve bits
 

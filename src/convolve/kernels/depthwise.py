@@ -16,14 +16,8 @@ from convolve.kernels import binding
 from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
 
 SIDES, STRIDES = (3, 5), (1, 2)
-
-
 _Sizes = LONG * 8  # images, height, width, channels, side, stride, height and width of the result: `shape` in C
-
-
 _SIZES = ctypes.POINTER(_Sizes)
-
-
 _SIGNATURES = Signatures(forward=(_SIZES, *[POINTER] * 4), backward=(_SIZES, *[POINTER] * 6), scratch=(_SIZES, INT))
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from convolve.kernels import build
 
 Encoded: TypeAlias = bytes | memoryview
-
-
 Places: TypeAlias = npt.NDArray[np.int64]
 
 

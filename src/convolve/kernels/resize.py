@@ -25,11 +25,7 @@ from torch import Tensor
 from convolve.kernels import build
 
 _GROUP = 4  # as in resize.c
-
-
 _MAX_BITS = 22
-
-
 _upsample = torch.ops.aten._upsample_bilinear2d_aa.out
 
 

@@ -17,30 +17,14 @@ from convolve.kernels import binding
 from convolve.kernels.binding import LONG, POINTER, Kernel, Signatures, addresses, dense
 
 TILE_POINTS = 36
-
-
 # Images whose tiles would reach far over their edges are left to PyTorch.
 MIN_USED_FRACTION = 0.6
-
-
 _G = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6]]
-
-
 _G += [[1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]
-
-
 _FILE = "winograd.c"
-
-
 _Sizes = LONG * 5  # images, height, width, inputs, outputs: `shape` in the C file
-
-
 _SIZES = ctypes.POINTER(_Sizes)
-
-
 _PASS = (_SIZES, *[POINTER] * 4)
-
-
 _SIGNATURES = Signatures(forward=_PASS, backward=_PASS, scratch=(_SIZES, binding.INT))
 
 

@@ -29,8 +29,6 @@ from convolve.kernels import batch_norm
 from convolve.layers.hooks import has_hooks
 
 SumFn = Callable[[Tensor], Tensor]
-
-
 MIN_NATIVE_ELEMENTS = 1 << 15  # elements from which native code is quicker
 
 

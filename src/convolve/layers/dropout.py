@@ -29,8 +29,6 @@ from convolve.errors import ConfigError
 from convolve.rng import hash_counters
 
 _FIRST = 0x7FEB352D
-
-
 _SECOND = 0x846CA68B - (1 << 32)
 
 

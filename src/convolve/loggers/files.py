@@ -31,14 +31,8 @@ from convolve.loggers.tensorboard import TensorBoardLogger
 from convolve.loggers.wandb import WandbLogger
 
 TRAINING_FILE = "training.csv"
-
-
 VALIDATION_FILE = "validation.csv"
-
-
 EVENTS_FILE = "events.jsonl"
-
-
 LOG_FILE = "log.txt"
 
 

@@ -20,10 +20,7 @@ from convolve.files import LineFile
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, to_json
 
 MARK = ":::MLLOG"
-
-
 POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
-
 
 _SUBMISSION = {
     "submission_benchmark": "resnet",
@@ -31,7 +28,6 @@ _SUBMISSION = {
     "submission_division": "open",
     "submission_status": "research",
 }
-
 
 _OPTIONS = {
     "seed": "seed",

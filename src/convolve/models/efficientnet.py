@@ -25,8 +25,6 @@ from convolve.layers.norm import NormFactory
 from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
-
-
 FAMILY = FAMILIES["efficientnet"]
 
 
@@ -75,7 +73,6 @@ GROUPS = (
     BlockGroup(5, 4, 192, 2),
     BlockGroup(3, 1, 320, 1),
 )
-
 
 STEM = 32
 

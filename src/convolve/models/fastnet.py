@@ -19,17 +19,9 @@ from convolve.layers.init import PerLayerInit, fan_in_uniform, unit_uniform, zer
 from convolve.models.spec import BuildArgs, ModelSpec
 
 FAMILY = FAMILIES["fastnet"]
-
-
 WIDTHS = (64, 256, 256)
-
-
 WHITENED_IMAGES = 5000
-
-
 EPSILON = 5e-4
-
-
 MIN_SIDE = 17
 
 

@@ -23,8 +23,6 @@ from convolve.layers.init import PerLayerInit, fan_in_uniform, glorot_uniform, g
 from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
-
-
 KERNEL = 5
 
 
@@ -86,16 +84,9 @@ class LeNetLayout:
 
 
 LENET5 = LeNetLayout(channels=(6, 16), padding=(2, 0), hidden=(120, 84))
-
-
 LENET_BN = LeNetLayout(channels=(20, 50), padding=(0, 0), hidden=(), norm=True)
-
-
 CNN_WIDE = LeNetLayout(channels=(32, 32), padding=(2, 2), hidden=(1024,), dropout_rate=0.4, whole_pools=True)
-
-
 LENET_SIGMOID = LeNetLayout(channels=(6, 16), padding=(2, 2), hidden=(120, 84), activation=nn.Sigmoid, whole_pools=True)
-
 
 MODELS = {
     "lenet5": ModelSpec(

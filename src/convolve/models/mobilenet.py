@@ -20,8 +20,6 @@ from convolve.layers.norm import NormFactory
 from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
-
-
 FAMILY = FAMILIES["mobilenet"]
 
 
@@ -55,7 +53,6 @@ LARGE = (
     BlockRow(5, 960, 160, True, True, 1),
 )
 
-
 SMALL = (
     BlockRow(3, 16, 16, True, False, 2),
     BlockRow(3, 72, 24, False, False, 2),
@@ -69,7 +66,6 @@ SMALL = (
     BlockRow(5, 576, 96, True, True, 1),
     BlockRow(5, 576, 96, True, True, 1),
 )
-
 
 # Expansion, width, repeats, stride of the first.
 V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -202,7 +198,6 @@ def read_size(options: ModelConfig) -> str:
 
 
 INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=small_normal, bias=zeros)
-
 
 MODELS = {
     "mobilenet": ModelSpec(

@@ -29,11 +29,7 @@ from convolve.layers.hooks import has_hooks
 from convolve.layers.native import find_conv_pool_relu
 
 Shape = tuple[int, ...]
-
-
 FusedOp = Callable[[Sequence[nn.Module], Tensor], Tensor | None]
-
-
 """Does at once what several blocks do one after the other; None where it cannot, for this input."""
 
 

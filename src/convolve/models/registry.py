@@ -17,7 +17,6 @@ from convolve.models.spec import BuildArgs, ModelSpec
 
 GROUP = "convolve.models"
 
-
 _BUILTIN: dict[str, ModelSpec] = {
     **lenet.MODELS,
     **resnet.MODELS,
@@ -25,7 +24,6 @@ _BUILTIN: dict[str, ModelSpec] = {
     **mobilenet.MODELS,
     **fastnet.MODELS,
 }
-
 
 _ALIASES = {"resnext50": "resnext50-32x4d", "resnext101": "resnext101-32x8d"}
 

@@ -26,11 +26,7 @@ from convolve.layers.norm import NormFactory
 from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
-
-
 SMALL_SIDE = 64
-
-
 EXPANSION = 4
 
 
@@ -55,13 +51,8 @@ IMAGENET = {
     "152": ResNetLayout((3, 8, 36, 3), bottleneck=True),
 }
 
-
 BASIC_CIFAR = {str(6 * n + 2): ResNetLayout((n, n, n), False, small=True, width=16) for n in (1, 2, 3, 5, 7, 9, 18)}
-
-
 BOTTLENECK_CIFAR = {str(9 * n + 2): ResNetLayout((n, n, n), True, small=True, width=16) for n in (1, 3, 4, 5, 6, 7)}
-
-
 # Of the two networks of 56 layers, a bare size means the bottleneck one, as in the original.
 CIFAR = {**BASIC_CIFAR, **BOTTLENECK_CIFAR}
 
@@ -250,14 +241,8 @@ def _choose(
 
 
 INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
-
-
 IMAGENET_SHAPE = (3, 224, 224)
-
-
 CIFAR_SHAPE = (3, 32, 32)
-
-
 _RESNET, _RESNEXT = FAMILIES["resnet"], FAMILIES["resnext"]
 
 

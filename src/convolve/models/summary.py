@@ -145,19 +145,10 @@ def name_kind(block: nn.Module) -> str:
 
 
 _WIDTH = 440
-
-
 _MARGIN = 20
-
-
 _HEAD = 64
-
-
 _BOX = 46
-
-
 _GAP = 20
-
 
 _STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a }

@@ -26,8 +26,6 @@ from convolve.numerics.rounding import Flags, Grid, round_, rounded
 from convolve.rng import hash_key
 
 _CHECKED = Grid(FP32)
-
-
 _BAD = int(Flags.OVERFLOW | Flags.NAN | Flags.INFINITY)
 
 

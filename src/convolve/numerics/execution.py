@@ -21,8 +21,6 @@ from convolve.numerics.rounding import Grid, round_, rounded
 from convolve.rng import hash_key
 
 NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
-
-
 # Sums of squares of gradients: 16 bits cannot hold them, and the originals keep them in fp32 as well.
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "step")
 

@@ -50,14 +50,8 @@ class Format:
 
 
 FP32 = Format("fp32", 8, 23, torch.float32)
-
-
 FP16 = Format("fp16", 5, 10, torch.float16)
-
-
 BF16 = Format("bf16", 8, 7, torch.bfloat16)
-
-
 FORMATS = {one.name: one for one in (FP32, FP16, BF16)}
 
 

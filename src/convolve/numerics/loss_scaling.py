@@ -28,14 +28,8 @@ from convolve.numerics.formats import DEVICE_MODELS, FP32
 from convolve.numerics.policy import Policy
 
 DEFAULT_SCALE = 128.0
-
-
 MAX_SCALE = 2.0**126
-
-
 AUTOMATIC_MAX_SCALE = 2.0**24
-
-
 AnyRank = Callable[[bool], bool]
 
 

@@ -26,8 +26,6 @@ from convolve.numerics.op_location import OpLocation
 from convolve.numerics.rounding import Flags
 
 MIN_EXPONENT, MAX_EXPONENT = -40, 40
-
-
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 

@@ -15,8 +15,6 @@ import torch
 from torch import nn
 
 ACCUMULATION = 2**64 - 1
-
-
 OUTSIDE = ""
 
 

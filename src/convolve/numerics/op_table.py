@@ -21,9 +21,7 @@ max_pool2d_with_indices neg abs sign maximum minimum where masked_fill masked_fi
 repeat expand permute transpose t unfold as_strided scalar_tensor randperm
 """
 
-
 _EXACT = frozenset(_EXACT_NAMES.split())
-
 
 # Further results of a norm are its statistics.
 _STATISTICS_NAMES = """
@@ -31,9 +29,7 @@ native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _
 _batch_norm_with_update cudnn_batch_norm miopen_batch_norm native_group_norm native_layer_norm
 """
 
-
 _STATISTICS = frozenset(_STATISTICS_NAMES.split())
-
 
 _TYPES = {
     "Conv2D": "convolution conv2d convolution_backward convolution_overrideable",
@@ -63,16 +59,9 @@ _TYPES = {
     "Sqrt": "sqrt rsqrt",
 }
 
-
 TYPE_OF: dict[str, str] = {name: kind for kind, names in _TYPES.items() for name in names.split()}
-
-
 NORMS = frozenset({"BatchNorm", "GroupNorm", "LayerNorm"})
-
-
 WHITE = frozenset({"Conv2D", "MatMul"})
-
-
 BLACK = frozenset(
     {"Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sqrt", "ReduceSum", "BatchNorm", "GroupNorm", "LayerNorm"}
 )

@@ -18,11 +18,7 @@ from convolve.kernels import rounding
 from convolve.numerics.formats import BF16, FP16, FP32, Format
 
 _SIGNED = 1 << 32
-
-
 _INFINITY = 0x7F800000
-
-
 _KINDS = {(FP16, False): 0, (BF16, False): 1, (FP16, True): 2, (BF16, True): 3, (FP32, False): 4, (FP32, True): 4}
 
 

@@ -17,8 +17,6 @@ from convolve.optim.muon import Muon
 from convolve.optim.rmsprop_tf import RMSpropTF
 
 Groups = list[dict[str, Any]]
-
-
 OwnsFn = Callable[[str], bool]
 
 

@@ -20,8 +20,6 @@ from convolve.optim.optimizers import build_optimizer, count_moments
 from convolve.planning.memory import BlockCost, StateBytes, Workload
 
 FLOAT32_BYTES = 4
-
-
 PROFILE_SECONDS = 1.5
 
 

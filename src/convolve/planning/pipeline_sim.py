@@ -110,14 +110,9 @@ class _Channels:
 
 
 _LEFT, _TOP, _ROW, _BAR, _FOOT = 74, 64, 34, 26, 50
-
-
 _WIDTH = 960
-
-
 # A number inside a narrower box could not be read.
 _MIN_LABEL = 16.0
-
 
 _STYLE = """
   text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a }

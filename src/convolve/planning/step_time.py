@@ -43,8 +43,6 @@ class Link:
 
 # Processes of one host share its memory; hosts are taken to have ten-gigabit Ethernet unless told otherwise.
 MEMORY = Link(20e-6, 4e9)
-
-
 ETHERNET = Link(50e-6, 1.25e9)
 
 

@@ -12,20 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
-
-
 Labels = npt.NDArray[np.int64]
-
-
 Floats = npt.NDArray[np.float64]
-
-
 BINS = 15
-
-
 _RANGE = (0.05, 20.0)
-
-
 _STEPS = 60
 
 

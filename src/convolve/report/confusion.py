@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
-
-
 Classes = npt.NDArray[np.int64]
 
 

@@ -18,20 +18,10 @@ from convolve.files import replace_file
 from convolve.loggers.files import TRAINING_FILE, VALIDATION_FILE, Points, read_points, read_table
 
 CURVES_FILE = "curves.png"
-
-
 _TRAINING = "#4c78a8"
-
-
 _VALIDATION = "#e4572e"
-
-
 _RATE = "#5b8c5a"
-
-
 _INK = "#333333"
-
-
 _WIDE_RANGE = 20
 
 

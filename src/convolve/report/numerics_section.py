@@ -15,17 +15,9 @@ from typing import Any
 from convolve.report.svg import PlotLine, draw_lines, panel
 
 Layers = Mapping[str, Mapping[str, Any]]
-
-
 FULL_PRECISION = "fp32"
-
-
 KINDS = ("numerics", "loss_scale", "skipped_step", "survey", "train", "restored")
-
-
 STRIP_HEIGHT, CELL = 22, 6
-
-
 SUSPICIOUS_FRACTION = 0.01
 
 

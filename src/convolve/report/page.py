@@ -19,17 +19,9 @@ from convolve.report.predictions import Mistake, Pixels, TestPredictions
 from convolve.report.svg import PlotLine, draw_lines, draw_matrix, draw_reliability, panel
 
 REPORT_FILE = "report.html"
-
-
 MATRIX_CLASSES = 30
-
-
 SHOWN_CLASSES = 50
-
-
 SHOWN_PAIRS = 15
-
-
 _IMAGE_SIDE = 96
 
 

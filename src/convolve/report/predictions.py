@@ -9,8 +9,6 @@ import numpy.typing as npt
 from convolve.report.calibration import Labels, Logits, softmax
 
 Pixels = npt.NDArray[np.uint8]
-
-
 MISTAKES = 24
 
 

@@ -11,17 +11,9 @@ import numpy.typing as npt
 from convolve.report.calibration import Bin
 
 Points = Sequence[tuple[float, float]]
-
-
 WIDTH, HEIGHT = 560, 300
-
-
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 36
-
-
 MAX_POINTS = 300
-
-
 COLORS = 6
 
 

@@ -36,14 +36,8 @@ from convolve.runs.load import TrainedModel, load_trained
 from convolve.runs.validate import validate_one
 
 Mode = Literal["mean", "exponential", "ema"]
-
-
 Statistics = Literal["measured", "averaged"]
-
-
 STATISTICS_SAMPLES = 10_000
-
-
 STATISTICS_BATCH = 250
 
 

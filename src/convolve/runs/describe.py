@@ -67,8 +67,6 @@ def write_svg(description: ModelSummary, path: Path) -> None:
 
 
 POINTS = 201
-
-
 # Training images of ImageNet: what a config without a known data set is drawn for.
 UNKNOWN_COUNT = 1_281_167
 

@@ -90,8 +90,6 @@ def _check_name(what: str, given: str) -> None:
 
 
 LOCK_FILE = ".claimed"
-
-
 # Processes of a job that has just been ended may need a moment to leave; a restart after them is no user's mistake.
 LOCK_TIMEOUT_SECONDS = 10.0
 
@@ -142,8 +140,6 @@ def reserve_run_dir(config: Config) -> Path:
 
 
 MAX_POINTS = 400
-
-
 MAX_RUNS = 200
 
 

@@ -26,8 +26,6 @@ from convolve.runs.load import BATCH, TrainedModel, choose_checkpoint, load_trai
 from convolve.runs.summary import SUMMARY_FILE
 
 CONFIG_FILE = "config.yml"
-
-
 COMPARISON_FILE = "comparison.html"
 
 

@@ -74,11 +74,7 @@ from convolve.runs.summary import case_name, write_summary
 from convolve.runs.validate import validate_checkpoints
 
 GRAPH_FILE = "model.svg"
-
-
 BAD_SAMPLES_FILE = "bad-samples.txt"
-
-
 DATA_BOUND_FRACTION = 0.25
 
 

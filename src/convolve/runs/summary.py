@@ -11,7 +11,6 @@ from convolve.loggers.base import to_json
 
 SUMMARY_FILE = "summary.json"
 
-
 REQUIRED: dict[str, str] = {
     "network": "name of the model",
     "batch_size": "samples in one forward and backward pass",
@@ -26,10 +25,7 @@ REQUIRED: dict[str, str] = {
     "final_loss": "training loss at the last log point",
     "end_to_end_seconds": "from the start of the command to its end, data and validation included",
 }
-
-
 """Keys that every summary has; null stands for what a run did not measure."""
-
 
 OPTIONAL: dict[str, str] = {
     "config": "name of the config",
@@ -54,11 +50,7 @@ OPTIONAL: dict[str, str] = {
     "convolve_version": "version of convolve",
     "torch_version": "version of PyTorch",
 }
-
-
 """Keys that a summary can have besides."""
-
-
 _FRACTIONS = ("test_accuracy", "best_accuracy", "data_wait_share")
 
 

@@ -40,9 +40,7 @@ PAGES = {
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
 
-
 OPEN_PATHS = frozenset({*PAGES, "/healthz", "/readyz"})
-
 
 SAFE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -52,16 +50,9 @@ SAFE_HEADERS = {
     "Cache-Control": "no-store",
 }
 
-
 _DECODERS = 2
-
-
 _SMALL_BYTES, _SMALL_PIXELS = 32 * 1024, 64 * 64
-
-
 _TRUE = frozenset({"1", "true", "yes", "on"})
-
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 

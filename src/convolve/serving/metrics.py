@@ -4,11 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
 Labels = tuple[tuple[str, str], ...]
 
 

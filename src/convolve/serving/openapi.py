@@ -5,7 +5,6 @@ from typing import Any
 
 _IMAGE = {"type": "string", "format": "binary"}
 
-
 _PREDICTION = {
     "type": "object",
     "required": ["name"],
@@ -23,7 +22,6 @@ _PREDICTION = {
         "error": {"type": "string", "description": "why this picture could not be used"},
     },
 }
-
 
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 

@@ -16,11 +16,7 @@ from typing import Any
 from convolve.errors import ConvolveError
 
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
-
-
 _NAME = re.compile(rb'filename="([^"\r\n]{0,200})"', re.IGNORECASE)
-
-
 _MAX_HEAD = 4096
 
 

@@ -33,14 +33,8 @@ from convolve.serving.app import Server
 from convolve.serving.requests import Limits
 
 DRAIN_SECONDS = 1.0
-
-
 FINAL_WAIT_SECONDS = 0.5
-
-
 KEEP_ALIVE_SECONDS = 15
-
-
 SWITCH_SECONDS = 0.0005  # Python's own 5 ms would be the least delay of any answer beside a busy network
 
 

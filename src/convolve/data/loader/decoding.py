@@ -22,14 +22,8 @@ from convolve.errors import DataError
 from convolve.rng import Indices, SampleRNG
 
 USUAL_PHOTO_SIZE = 224
-
-
 _MAX_CHUNK = 16
-
-
 _STEPS_AHEAD = 2
-
-
 _STATISTICS_SAMPLES = 512
 
 

@@ -81,7 +81,6 @@ _NAMES = {
     ("numpy", "dtype"),
 }
 
-
 _MARK = object()
 
 

@@ -18,20 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 Registers = npt.NDArray[np.uint32]
-
-
 Offsets = npt.NDArray[np.int64]
-
-
 _REFLECTED = 0x82F63B78
-
-
 _ONES = np.uint32(0xFFFFFFFF)
-
-
 _BLOCK = 64
-
-
 _BATCH_BYTES = 1 << 23
 
 

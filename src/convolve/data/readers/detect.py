@@ -22,10 +22,7 @@ from convolve.download import Progress
 from convolve.errors import DataError
 
 NAME = "pictures"
-
-
 _SMALL = 64
-
 
 SUPPORTED_LAYOUTS = (
     "train/ and val/ with a folder for each class, folders of classes, train-*.tar and validation-*.tar, "

@@ -17,20 +17,10 @@ from convolve.errors import DataError
 from convolve.rng import Indices
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
-
-
 TEST_NAMES = ("validation", "val", "valid", "test")
-
-
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
-
-
 _TENTHS = 10
-
-
 _REPORT_EVERY = 5000
-
-
 Boxes = dict[str, tuple[tuple[float, float, float, float], ...]]
 
 

@@ -23,14 +23,8 @@ from convolve.kernels.jpeg import Jpeg, read_jpegs
 from convolve.rng import Indices
 
 WHOLE_FILE = -1
-
-
 _FORMAT = "convolve index 1"
-
-
 _LARGEST_SAMPLE = 1 << 30
-
-
 _USUAL_SAMPLE = 1 << 18
 
 

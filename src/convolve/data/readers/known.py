@@ -16,14 +16,8 @@ from convolve.download import Progress
 from convolve.errors import DataError
 
 Splits = tuple[Split, Split]
-
-
 _TFDS_VERSION = "3.0.1"
-
-
 _ZIP_MAGIC = b"PK"
-
-
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 

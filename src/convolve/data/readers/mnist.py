@@ -26,17 +26,9 @@ from convolve.data.dataset import Images, Labels
 from convolve.errors import DataError
 
 DEFAULT_LIMIT = 1 << 30
-
-
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
 _DEFLATE_RATIO = 1032  # the most that deflate can expand
-
-
 _UNSIGNED_BYTE = 8
-
-
 _CHUNK = 1 << 20
 
 
@@ -130,8 +122,6 @@ def _demand_end(stream: BinaryIO, path: Path, offset: int) -> None:
 
 
 MEMBERS = ("x_train", "y_train", "x_test", "y_test")
-
-
 _LARGEST_HEADER = 4096
 
 

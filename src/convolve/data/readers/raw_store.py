@@ -17,8 +17,6 @@ from convolve.kernels.jpeg import Jpeg
 from convolve.rng import Indices
 
 FORMAT = "convolve raw store"
-
-
 _NO_OBJECTS = np.empty((0, 4), np.float32)
 
 

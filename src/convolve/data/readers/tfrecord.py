@@ -25,17 +25,9 @@ from convolve.download import Progress
 from convolve.errors import DataError
 
 Feature = list[bytes] | list[int] | list[float]
-
-
 _HEADER = 12
-
-
 _FOOTER = 4
-
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
 _REPORT_EVERY = 2000
 
 
@@ -245,17 +237,9 @@ def _damage(path: Path, record: int, what: str, offset: int | None = None) -> Da
 
 
 _IMAGENET = re.compile(r"^(train|validation)-(\d{5})-of-(\d{5})$")
-
-
 _TFDS = re.compile(r"^(.+)-(train|validation|test)\.tfrecord-(\d{5})-of-(\d{5})$")
-
-
 _LARGEST_SHARD = 1 << 33
-
-
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
 Shards = tuple[list[Path], list[Path]]
 
 

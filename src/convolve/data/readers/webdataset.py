@@ -17,14 +17,8 @@ from convolve.download import Progress
 from convolve.errors import DataError
 
 METADATA = "metadata.json"
-
-
 _LARGEST_TEXT = 1 << 20
-
-
 _SHARD_NUMBER = re.compile(r"-\d+$")
-
-
 _TRAIN, _TEST = ("train",), ("validation", "val", "valid", "test")
 
 

@@ -20,14 +20,8 @@ from convolve.data.transforms.randaugment import jitter_colors, randaugment
 from convolve.rng import Indices, SampleRNG
 
 Range: TypeAlias = tuple[float, float]
-
-
 Box: TypeAlias = tuple[int, int, int, int]
-
-
 ATTEMPTS = 10
-
-
 NUMBERS = 4 * ATTEMPTS
 
 
@@ -103,11 +97,7 @@ def center_box(size: tuple[int, int], share: float) -> Box:
 
 
 Crop = Literal["none", "pad", "resized"]
-
-
 Flip = Literal["none", "random", "alternating"]
-
-
 PaddingMode = Literal["mean", "black", "reflect"]
 
 

@@ -26,8 +26,6 @@ from convolve.data.dataset import Targets
 from convolve.rng import Indices, generator
 
 Key = tuple[int, int, int]
-
-
 Coefficients = npt.NDArray[np.float64]
 
 

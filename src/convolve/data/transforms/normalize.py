@@ -15,11 +15,7 @@ from convolve.data.dataset import Images, Split
 from convolve.errors import CheckpointError, ConfigError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
 _FIXED = {"unit": (0.0, 1.0), "symmetric": (0.5, 0.5)}
-
-
 _ONLY_CENTERED = (1 / 255,) * 3  # pixels keep their range of 255
 
 

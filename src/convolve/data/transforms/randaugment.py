@@ -16,17 +16,9 @@ from torch.nn import functional
 from convolve.rng import Indices, SampleRNG
 
 Numbers = npt.NDArray[np.float64]
-
-
 Operation = Callable[[Tensor, Tensor], Tensor]
-
-
 MAX_MAGNITUDE = 30.0
-
-
 _LUMA = (0.299, 0.587, 0.114)
-
-
 _GRAY = 128.0
 
 

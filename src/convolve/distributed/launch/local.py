@@ -18,8 +18,6 @@ from pathlib import Path
 from convolve.device import available_threads
 
 USER_ERROR = 2
-
-
 STOPPED = (130, 143)
 
 

@@ -24,20 +24,14 @@ from convolve.distributed.launch.local import Instance, run_attempts
 from convolve.errors import ConfigError, ParallelError
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout={timeout} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 {host}"
-
-
 HERE = "sh -c"
-
-
 GRACE_SECONDS = 3.0
-
 
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version as v; "
     "print(json.dumps({'convolve': v('convolve'), 'torch': v('torch'), "
     "'python': '.'.join(platform.python_version_tuple()[:2])}))"
 )
-
 
 Say = Callable[[str], None]
 

@@ -163,9 +163,9 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, n
     """A checked config from flat values; the first broken rule is the error."""
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for key, value in values.items():
-        name = field_name(key)
-        _require_known(name, (origins or {}).get(key, "options"))
-        sections[SECTION_OF[name]][name] = value
+        option = field_name(key)
+        _require_known(option, (origins or {}).get(key, "options"))
+        sections[SECTION_OF[option]][option] = value
     try:
         checked: dict[str, Any] = {key: SECTIONS[key](**section) for key, section in sections.items()}
         config = Config(name=name, **checked)

@@ -1,6 +1,6 @@
 import pytest
 
-from convolve.config.loading import COMMAND_LINE, dump, json_schema, parse, resolve, shipped
+from convolve.config.loading import COMMAND_LINE, build, dump, json_schema, parse, resolve, shipped
 from convolve.config.schema import SECTIONS, fields
 from convolve.errors import ConfigError
 
@@ -117,3 +117,8 @@ def test_a_binary_file_is_named(tmp_path):
     path.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(ConfigError, match="mine.yml: not a text file"):
         resolve("mine", path)
+
+
+def test_a_config_keeps_its_name():
+    assert resolve("lenet-mnist", given={"seed": 3}).config.name == "lenet-mnist"
+    assert build({"seed": 3}, name="mine").name == "mine"

@@ -3,6 +3,7 @@
     ConvolveError
     ├── ConfigError       an option, a config file or a combination of options breaks a rule   exit 2
     ├── DataError         a data set is missing, damaged or not what it claims to be           exit 1
+    │   └── ImageTooLargeError   an image has more pixels than are accepted                    exit 1
     ├── CheckpointError   a checkpoint is missing, damaged or does not fit                     exit 1
     ├── DeviceError       a device or an ability of it was asked for and is not there          exit 2
     ├── DivergedError     the loss is no longer a number                                       exit 1
@@ -18,13 +19,18 @@ from difflib import get_close_matches
 
 
 class ConvolveError(Exception):
-    """Base of every error that convolve raises on purpose; `exit_code` is what the command ends with."""
+    """Base of all errors that convolve raises on purpose; the command exits with `exit_code`.
+
+    The message is one line, `subject: problem`, followed by an optional table. `problem` is that line without the
+    subject, for callers that print the subject elsewhere.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: object, table: str = "") -> None:
-        """One line, and the table that it speaks of where there is one."""
-        super().__init__("\n".join(filter(None, (to_one_line(message), table))))
+    def __init__(self, problem: object, table: str = "", *, subject: object = None) -> None:
+        self.problem = to_one_line(problem)
+        line = self.problem if subject is None else f"{to_one_line(subject)}: {self.problem}"
+        super().__init__("\n".join(filter(None, (line, table))))
 
 
 class ConfigError(ConvolveError):
@@ -35,6 +41,10 @@ class ConfigError(ConvolveError):
 
 class DataError(ConvolveError):
     """A data set is missing, damaged or not what it claims to be."""
+
+
+class ImageTooLargeError(DataError):
+    """An image has more pixels than are accepted; found in its header, before anything is decoded."""
 
 
 class CheckpointError(ConvolveError):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from convolve.data.dataset import Images
 from convolve.data.transforms.augment import Box
-from convolve.errors import DataError
+from convolve.errors import DataError, ImageTooLargeError
 from convolve.kernels.jpeg import Encoded, Jpeg
 from convolve.kernels.resize import ResizeJob, resize
 
@@ -143,8 +143,7 @@ class Decoder:
         """A part of the picture at the smallest scale; where the strict decoder objects, Pillow judges."""
         data, size = jpeg
         if size[0] * size[1] > MAX_PIXELS:
-            told = f"{size[1]} x {size[0]} is more than the {MAX_PIXELS} pixels accepted"
-            raise DataError(f"{self._source.name(row)}: {told}")
+            raise _too_large(self._source.name(row), (size[1], size[0]), MAX_PIXELS)
         box = choose(size)
         scale = _scale(box, wanted)
         height, width = -(-size[0] // scale), -(-size[1] // scale)
@@ -264,11 +263,11 @@ def decode_image_in_thread(
     except DataError:
         raise
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path}: more than the {largest} pixels that are accepted; make it smaller") from error
+        raise _too_large(path, None, largest) from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: not an image of a known format ({', '.join(_FORMATS)})") from error
+        raise DataError(f"not an image of a known format ({', '.join(_FORMATS)})", subject=path) from error
     except Exception as error:  # a decoder may raise anything at all on a broken file
-        raise DataError(f"{path}: broken image ({' '.join(str(error).split())}); save it again") from error
+        raise DataError(f"broken image ({' '.join(str(error).split())}); save it again", subject=path) from error
 
 
 def _read_file(path: Path, largest: int) -> bytes:
@@ -286,9 +285,13 @@ def _read_file(path: Path, largest: int) -> bytes:
 def _check_pixels(picture: Image.Image, path: Path | str, largest: int) -> None:
     width, height = picture.size
     if width * height > largest:
-        raise DataError(
-            f"{path}: {width} x {height} is more than the {largest} pixels that are accepted; make it smaller"
-        )
+        raise _too_large(path, (width, height), largest)
+
+
+def _too_large(path: Path | str, size: tuple[int, int] | None, largest: int) -> ImageTooLargeError:
+    found = "" if size is None else f"{size[0]} x {size[1]} is "
+    problem = f"{found}more than the {largest} pixels that are accepted; make it smaller"
+    return ImageTooLargeError(problem, subject=path)
 
 
 def _check_png(picture: Image.Image, data: bytes | memoryview) -> None:

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from convolve.data.image_io import read_image
 from convolve.data.lookup import load_digits
-from convolve.errors import DataError
+from convolve.errors import DataError, ImageTooLargeError
 from convolve.inference.preprocess import fit_digit
 
 RED_GREEN = np.zeros((6, 8, 3), np.uint8)
@@ -109,7 +109,7 @@ def test_a_camera_that_was_turned_is_turned_back(tmp_path: Path, tag: int, turns
 
 def test_too_many_pixels_are_refused_from_the_header(tmp_path: Path) -> None:
     path = save(Image.new("1", (9000, 9000)), tmp_path / "huge")
-    with pytest.raises(DataError, match="huge: 9000 x 9000 is more than the 64000000 pixels"):
+    with pytest.raises(ImageTooLargeError, match="huge: 9000 x 9000 is more than the 64000000 pixels"):
         read_image(path, channels=1)
 
 
@@ -117,7 +117,7 @@ def test_a_picture_far_beyond_all_limits_is_refused(tmp_path: Path) -> None:
     head = b"IHDR" + struct.pack(">IIBBBBB", 40_000, 40_000, 8, 0, 0, 0, 0)
     png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     (tmp_path / "bomb").write_bytes(png + struct.pack(">I", 100) + b"IDAT" + bytes(104))
-    with pytest.raises(DataError, match="bomb: more than the 64000000 pixels"):
+    with pytest.raises(ImageTooLargeError, match="bomb: more than the 64000000 pixels"):
         read_image(tmp_path / "bomb", channels=1)
 
 

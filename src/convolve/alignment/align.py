@@ -24,8 +24,9 @@ from convolve.engine.build import open_data
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.loggers.base import Console, SilentConsole
-from convolve.loggers.files import EVENTS_FILE, TRAINING_FILE, read_table
+from convolve.loggers.files import read_table
 from convolve.numerics.policy import build_policy
+from convolve.run_files import EVENTS_FILE, MODEL_FILE, SUMMARY_FILE, TRAINING_FILE
 from convolve.runs import session
 from convolve.runs.session import read_config
 
@@ -189,7 +190,7 @@ def _train(candidate: PolicyResult, config: Config) -> None:
 
 def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
     """Curve, skips and the last survey of a run; of several runs, the curve is the first one's."""
-    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
     candidate.skipped_steps += int(summary.get("skipped_steps") or 0)
     if not candidate.curve:
         rows = [(int(row["step"]), float(row["loss"])) for row in read_table(run_dir / TRAINING_FILE) if row["loss"]]
@@ -208,12 +209,12 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path, console: 
     for path in paths:
         config = read_config(path)
         candidate = PolicyResult(path.name, build_policy(config.precision).name, runs=[path])
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
         if summary.get("test_accuracy") is not None:
             candidate.accuracies.append(float(summary["test_accuracy"]))
         _read_run(candidate, path)
         candidates.append(candidate)
-    weights = [load_file(find(path)[-1] / "model.safetensors") for path in paths]
+    weights = [load_file(find(path)[-1] / MODEL_FILE) for path in paths]
     for candidate, own in zip(candidates[1:], weights[1:], strict=True):
         if set(own) != set(weights[0]):
             raise ConfigError(f"{candidate.name}: its network is not that of {candidates[0].name}; compare like runs")

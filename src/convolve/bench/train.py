@@ -32,16 +32,17 @@ from convolve.config import Config
 from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
 from convolve.distributed.partition import check_splits
 from convolve.engine.build import build_on_meta
-from convolve.engine.callbacks import checkpoint_name, validation_record
+from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, evaluate
 from convolve.engine.loop import StopRequest, fit, samples_after_steps
 from convolve.engine.state import TrainState
 from convolve.engine.throughput import Stopwatch
 from convolve.errors import ConfigError
 from convolve.loggers.base import Console, LoggerGroup, ValidationRecord
-from convolve.loggers.mlperf import MlperfLogger, result_file
+from convolve.loggers.mlperf import MlperfLogger
 from convolve.models import registry
 from convolve.models.summary import summarize
+from convolve.run_files import checkpoint_name, mlperf_name
 from convolve.runs.folder import create_run_dir
 from convolve.runs.session import Session
 
@@ -276,7 +277,7 @@ def _open_log(training: Session) -> LoggerGroup:
     config = training.config
     if not (config.log.mlperf_logging and training.team.first):
         return LoggerGroup([])
-    return LoggerGroup([MlperfLogger(result_file(create_run_dir(config.run, config.name), config.run.seed))])
+    return LoggerGroup([MlperfLogger(create_run_dir(config.run, config.name) / mlperf_name(config.run.seed))])
 
 
 def _validate(training: Session) -> ValidationRecord:

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, verify
+from convolve.checkpoint.manifest import encode_manifest, verify
 from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.errors import CheckpointError
 from convolve.files import remove_quietly, sync_folder, write_folder
+from convolve.run_files import AVERAGES_FOLDER, MANIFEST_FILE
 
-AVERAGES_FOLDER = "averages"
 BlendFn = Callable[[Tensor, Tensor, int], Tensor]
 
 

@@ -14,10 +14,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from convolve.checkpoint.snapshot import FILES, STATE_FILE
+from convolve.checkpoint.snapshot import FILES
 from convolve.errors import CheckpointError
+from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
-MANIFEST_FILE = "manifest.json"
 FORMAT = "convolve-checkpoint"
 VERSION = 1
 _MAX_MANIFEST = 2**16

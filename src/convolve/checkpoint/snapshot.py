@@ -12,9 +12,9 @@ from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
 from convolve.errors import CheckpointError, suggest
+from convolve.run_files import STATE_FILE
 
 PARTS = ("model", "optimizer", "averages")
-STATE_FILE = "state.json"
 PART_FILES = {part: f"{part}.safetensors" for part in PARTS}
 FILES = (*PART_FILES.values(), STATE_FILE)
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AssertionError)

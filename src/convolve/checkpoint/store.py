@@ -24,7 +24,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from convolve.checkpoint.manifest import MANIFEST_FILE, encode_manifest, read_files, verify
+from convolve.checkpoint.manifest import encode_manifest, read_files, verify
 from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_mismatch, encode
 from convolve.errors import CheckpointError
 from convolve.files import (
@@ -37,11 +37,16 @@ from convolve.files import (
     write_and_sync,
     write_folder,
 )
+from convolve.run_files import (
+    BEST_FILE,
+    CHECKPOINTS_FOLDER,
+    MANIFEST_FILE,
+    checkpoint_name,
+    is_checkpoint_name,
+    step_of,
+)
 
-CHECKPOINTS_FOLDER = "checkpoints"
-BEST_FILE = "best.txt"
 MIN_KEPT = 2
-_NAME = re.compile(r"step-(\d{9,})")
 _LEFTOVER = re.compile(r"\.(tmp|old|gone)-(\w+)-(\d+)")
 
 
@@ -73,7 +78,7 @@ class Store:
         """Store a snapshot and return its folder; one of the same step is replaced, or left alone if it is equal."""
         files = encode(snapshot)
         files[MANIFEST_FILE] = encode_manifest(files)
-        path = self.folder / _name(snapshot.step)
+        path = self.folder / checkpoint_name(snapshot.step)
         if not _has_checkpoints(path, files[MANIFEST_FILE]):
             self._write(path, files)
         self._damaged.discard(path)
@@ -171,16 +176,17 @@ class Store:
                 self._put_right(entry, match[1], match[2])
 
     def _put_right(self, entry: Path, kind: str, step: str) -> None:
-        """A folder set aside comes back when nothing took its place; all else was never finished or not wanted."""
-        if kind == "old" and step.isdigit() and not (self.folder / _name(int(step))).exists():
-            try:
-                entry.rename(self.folder / _name(int(step)))
-            except OSError as error:
-                raise CheckpointError(
-                    f"{entry}: cannot be renamed to {_name(int(step))} ({error.strerror}); make the folder writable"
-                ) from error
-        else:
+        """Restore a folder that was set aside if nothing took its place; remove everything else."""
+        final = self.folder / checkpoint_name(int(step)) if kind == "old" and step.isdigit() else None
+        if final is None or final.exists():
             remove_quietly(entry)
+            return
+        try:
+            entry.rename(final)
+        except OSError as error:
+            raise CheckpointError(
+                f"{entry}: cannot be renamed to {final.name} ({error.strerror}); make the folder writable"
+            ) from error
 
     def _private(self, kind: str, name: str) -> Path:
         return self.folder / f".{kind}-{name.removeprefix('step-').lstrip('0') or '0'}-{os.getpid()}"
@@ -201,7 +207,7 @@ def load(path: Path) -> Snapshot:
 def find(path: Path) -> list[Path]:
     """The checkpoints that a path means, ascending: those of a run or checkpoints folder, or the one itself."""
     _reject(path)
-    if (path / MANIFEST_FILE).is_file() or _NAME.fullmatch(path.resolve().name):
+    if (path / MANIFEST_FILE).is_file() or is_checkpoint_name(path.resolve().name):
         return [path]
     found = _list_checkpoints(path / CHECKPOINTS_FOLDER) or _list_checkpoints(path)
     if not found:
@@ -218,7 +224,7 @@ def find_best(folder: Path) -> Path | None:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{mark}: cannot be read ({error}); delete it to go on without") from None
-    if not _NAME.fullmatch(name):
+    if not is_checkpoint_name(name):
         raise CheckpointError(f"{mark}: {name[:40]!r} is no checkpoint's name; delete the file to go on without")
     path = folder / name
     return path if path.is_dir() else None
@@ -246,17 +252,8 @@ def _reject(path: Path) -> None:
 def _list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    complete = (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / MANIFEST_FILE).is_file())
+    complete = (path for path in folder.iterdir() if is_checkpoint_name(path.name) and (path / MANIFEST_FILE).is_file())
     return sorted(complete, key=step_of)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:09d}"
-
-
-def step_of(path: Path) -> int:
-    """The step that a checkpoint's name tells."""
-    return int(path.name.removeprefix("step-"))
 
 
 def _has_checkpoints(path: Path, manifest: bytes) -> bool:

@@ -33,6 +33,7 @@ from convolve.numerics.formats import FP16, FP32, Format
 from convolve.numerics.loss_scaling import AnyRank, Scaler, build_scaler, single_process
 from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
 from convolve.numerics.select import NumericsChoice, build_execution, select_numerics, use_kernels
+from convolve.run_files import DUMPS_FOLDER
 
 
 def build_model(config: Config, transform: Transform, classes: int, where: torch.device) -> Network:
@@ -56,7 +57,6 @@ def initialize_weights(network: Network, config: Config, loader: Loader, console
         console.say(f"{taken.taken} tensors from {taken.source}{fresh}")
 
 
-DUMP_FOLDER = "dumps"
 EmitEvent = Callable[..., None]
 
 
@@ -91,7 +91,7 @@ def build_numerics(
     precision = config.precision
     watched = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
     choice = select_numerics(precision, where, watched=watched)
-    watcher = Observers(_observers(config, choice, folder / DUMP_FOLDER, tell))
+    watcher = Observers(_observers(config, choice, folder / DUMPS_FOLDER, tell))
     scaler = build_scaler(precision, choice.policy, span, agree)
     return Numerics(choice, build_execution(choice, where, watcher), scaler)
 

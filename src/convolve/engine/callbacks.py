@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from convolve.checkpoint.store import AsyncSaver, step_of
+from convolve.checkpoint.store import AsyncSaver
 from convolve.config import Config
 from convolve.data.loader.loader import Loader
 from convolve.distributed.collectives import Collectives
@@ -28,6 +28,7 @@ from convolve.errors import DivergedError
 from convolve.loggers.base import Console, Logger, TrainRecord, ValidationRecord
 from convolve.numerics.loss_scaling import Scaler
 from convolve.optim.schedules import Schedule
+from convolve.run_files import checkpoint_name, step_of
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,6 @@ class ValidateCallback:
     def latest(self) -> EvalResult | None:
         """The validation of the step just made, if there was one."""
         return self.newest
-
-
-def checkpoint_name(step: int) -> str:
-    """The folder name of the checkpoint of one step."""
-    return f"step-{step:09d}"
 
 
 def validation_record(checkpoint: str, step: int, epoch: float, counts: EvalResult, seconds: float) -> ValidationRecord:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from convolve.checkpoint.store import CHECKPOINTS_FOLDER
 from convolve.data.build import DataModule
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.export.formats import (
@@ -28,6 +27,7 @@ from convolve.export.quantize import CALIBRATION_IMAGES, quantize
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
+from convolve.run_files import CHECKPOINTS_FOLDER, export_name
 from convolve.runs.load import (
     TrainedModel,
     choose_checkpoint,
@@ -159,7 +159,7 @@ def _default_target(checkpoint: Path, name: str, int8: bool) -> Path:
     """Into the run folder, or beside a checkpoint that belongs to none."""
     folder = checkpoint.resolve().parent
     run_folder = folder.parent if folder.name == CHECKPOINTS_FOLDER else folder
-    return run_folder / f"model{'-int8' if int8 else ''}{FORMATS[name].suffix}"
+    return run_folder / export_name(FORMATS[name].suffix, int8=int8)
 
 
 def reference_predictor(trained: TrainedModel) -> Predictor:

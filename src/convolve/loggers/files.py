@@ -26,14 +26,10 @@ from convolve.loggers.base import (
     timestamp,
     to_json,
 )
-from convolve.loggers.mlperf import MlperfLogger, result_file
+from convolve.loggers.mlperf import MlperfLogger
 from convolve.loggers.tensorboard import TensorBoardLogger
 from convolve.loggers.wandb import WandbLogger
-
-TRAINING_FILE = "training.csv"
-VALIDATION_FILE = "validation.csv"
-EVENTS_FILE = "events.jsonl"
-LOG_FILE = "log.txt"
+from convolve.run_files import EVENTS_FILE, LOG_FILE, TRAINING_FILE, VALIDATION_FILE, mlperf_name
 
 
 class CsvLogger:
@@ -136,7 +132,7 @@ def open_loggers(config: LogConfig, folder: Path, seed: int = 0) -> LoggerGroup:
         for kind in (CsvLogger, JsonlLogger, TextLogger) if config.logs else ():
             opened.append(kind(folder))
         if config.mlperf_logging:
-            opened.append(MlperfLogger(result_file(folder, seed)))
+            opened.append(MlperfLogger(folder / mlperf_name(seed)))
     except ConvolveError:
         LoggerGroup(opened).close()
         raise

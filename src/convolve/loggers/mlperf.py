@@ -40,11 +40,6 @@ _OPTIONS = {
 }
 
 
-def result_file(folder: Path, seed: int) -> Path:
-    """Where the log of a run lies; MLPerf tells the runs of a benchmark apart by their seeds."""
-    return folder / f"result_{seed}.txt"
-
-
 class MlperfLogger:
     """Writes the log. After a restore it goes on where it was; the run then has its start and its stop once each."""
 

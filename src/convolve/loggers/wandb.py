@@ -11,6 +11,7 @@ from typing import Any
 from convolve.errors import ConfigError, ExtraError
 from convolve.files import replace_file
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, _figures, to_json
+from convolve.run_files import WANDB_ID_FILE
 
 
 class WandbLogger:
@@ -27,7 +28,7 @@ class WandbLogger:
             raise ExtraError("--wandb", "logs") from None
         self._wandb: Any = wandb
         self._project = project
-        self._id_file = folder / "wandb" / "run-id.txt"
+        self._id_file = folder / WANDB_ID_FILE
         self._run: Any = None
 
     def start(self, run: RunInfo) -> None:

@@ -24,6 +24,7 @@ from convolve.numerics.emulator import NullObserver, Observer, OverflowEvent
 from convolve.numerics.formats import Format
 from convolve.numerics.op_location import OpLocation
 from convolve.numerics.rounding import Flags
+from convolve.run_files import dump_name, overflow_dump_name
 
 MIN_EXPONENT, MAX_EXPONENT = -40, 40
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -136,7 +137,7 @@ class OverflowDump(NullObserver):
         tensors.update({f"result.{n}": x for n, x in enumerate(meeting.results)})
         facts = {"layer": meeting.place.layer, "direction": "backward" if meeting.place.backward else "forward"}
         facts |= {"operation": meeting.operation, "trouble": describe_problem(meeting), "step": str(self.step)}
-        self.written = write_dump(self.folder / f"overflow-step-{self.step:09d}.safetensors", tensors, facts)
+        self.written = write_dump(self.folder / overflow_dump_name(self.step), tensors, facts)
 
 
 @dataclass
@@ -166,7 +167,7 @@ class StepDump(NullObserver):
     def end(self) -> None:
         """Write what was collected."""
         if self.step is not None:
-            path = self.folder / f"step-{self.step:09d}.safetensors"
+            path = self.folder / dump_name(self.step)
             write_dump(path, self.tensors, {"step": str(self.step)})
         self.step, self.tensors = None, {}
 

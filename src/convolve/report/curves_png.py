@@ -15,9 +15,9 @@ from matplotlib.ticker import PercentFormatter
 
 from convolve.errors import ConvolveError
 from convolve.files import replace_file
-from convolve.loggers.files import TRAINING_FILE, VALIDATION_FILE, Points, read_points, read_table
+from convolve.loggers.files import Points, read_points, read_table
+from convolve.run_files import CURVES_FILE, TRAINING_FILE, VALIDATION_FILE
 
-CURVES_FILE = "curves.png"
 _TRAINING = "#4c78a8"
 _VALIDATION = "#e4572e"
 _RATE = "#5b8c5a"

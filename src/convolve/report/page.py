@@ -17,8 +17,8 @@ from convolve.report.confusion import count_confusions, score_classes, worst_con
 from convolve.report.numerics_section import NumericsSection, render_numerics
 from convolve.report.predictions import Mistake, Pixels, TestPredictions
 from convolve.report.svg import PlotLine, draw_lines, draw_matrix, draw_reliability, panel
+from convolve.run_files import REPORT_FILE
 
-REPORT_FILE = "report.html"
 MATRIX_CLASSES = 30
 SHOWN_CLASSES = 50
 SHOWN_PAIRS = 15

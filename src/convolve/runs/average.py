@@ -32,6 +32,7 @@ from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.loggers.base import Console, ValidationRecord
+from convolve.run_files import step_of
 from convolve.runs.load import TrainedModel, load_trained
 from convolve.runs.validate import validate_one
 
@@ -170,7 +171,7 @@ def average_at_end(folder: Path, paths: list[Path], config: Config, material: Da
     steps_per_epoch = -(-len(material.dataset.train) // config.global_batch_size)
     recipes: list[tuple[str, AverageRecipe]] = []
     for epochs in config.optim.weight_avg_n:
-        steps = [int(path.name.removeprefix("step-")) for path in paths]
+        steps = [step_of(path) for path in paths]
         count = sum(step > steps[-1] - epochs * steps_per_epoch for step in steps)
         recipes.append((f"mean-{epochs}-epochs", AverageRecipe("mean", count)))
     for decay in config.optim.weight_avg_exp:

@@ -16,7 +16,7 @@ from convolve.models import registry
 from convolve.models.network import Shape
 from convolve.models.summary import ModelSummary, draw_svg, summarize
 from convolve.optim.schedules import RunSpan, build_schedule
-from convolve.runs.folder import CONFIG_FILE
+from convolve.run_files import CONFIG_FILE
 from convolve.runs.load import choose_checkpoint, load_trained
 
 DEFAULTS = ModelConfig()

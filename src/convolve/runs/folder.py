@@ -24,9 +24,8 @@ from convolve.config import Config, RunConfig
 from convolve.distributed.collectives import Collectives
 from convolve.errors import ConfigError, ConvolveError, ParallelError
 from convolve.files import hold_lock
-from convolve.loggers.files import TRAINING_FILE, VALIDATION_FILE, Points, read_points
-
-_CLAIM_FILE = ".claimed"
+from convolve.loggers.files import Points, read_points
+from convolve.run_files import LOCK_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 
 
 def create_run_dir(config: RunConfig, name: str) -> Path:
@@ -54,7 +53,7 @@ def _create_exactly(folder: Path) -> Path:
     try:
         if any(folder.iterdir()):
             raise FileExistsError
-        (folder / _CLAIM_FILE).touch(exist_ok=False)
+        (folder / LOCK_FILE).touch(exist_ok=False)
     except FileExistsError:
         raise ConfigError(
             f"--run-dir {folder}: the folder is not empty; go on with its run by `convolve restore {folder}`, "
@@ -89,7 +88,6 @@ def _check_name(what: str, given: str) -> None:
         raise ConfigError(f"{what} {given!r}: must be part of a folder's name; use letters, digits and . _ - + = @")
 
 
-LOCK_FILE = ".claimed"
 # Processes of a job that has just been ended may need a moment to leave; a restart after them is no user's mistake.
 LOCK_TIMEOUT_SECONDS = 10.0
 
@@ -171,8 +169,5 @@ def read_run(folder: Path) -> dict[str, Any]:
         except ConvolveError:
             points = []  # a line is being written at this moment
         curves[name] = points[:: max(1, -(-len(points) // MAX_POINTS))] + points[-1:]
-    finished = (folder / "summary.json").is_file()
+    finished = (folder / SUMMARY_FILE).is_file()
     return {"name": folder.name, "finished": finished, "curves": curves}
-
-
-CONFIG_FILE = "config.yml"

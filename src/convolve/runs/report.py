@@ -16,16 +16,15 @@ from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.files import replace_file
 from convolve.loggers.base import Console, timestamp
-from convolve.loggers.files import EVENTS_FILE, TRAINING_FILE, VALIDATION_FILE, Points, read_points
+from convolve.loggers.files import Points, read_points
 from convolve.models.network import Network
 from convolve.report.calibration import calibrate
 from convolve.report.numerics_section import read_numerics
 from convolve.report.page import RunReport, render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
+from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 from convolve.runs.load import BATCH, TrainedModel, choose_checkpoint, load_trained, open_run_data, to_pixels
-from convolve.runs.summary import SUMMARY_FILE
 
-CONFIG_FILE = "config.yml"
 COMPARISON_FILE = "comparison.html"
 
 

@@ -66,15 +66,14 @@ from convolve.models.summary import summarize
 from convolve.numerics.select import explain_kernels, use_kernels
 from convolve.optim.optimizers import build_optimizer
 from convolve.optim.schedules import RunSpan, build_schedule
+from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER, CONFIG_FILE, GRAPH_FILE
 from convolve.runs.average import average_at_end
 from convolve.runs.describe import write_svg
-from convolve.runs.folder import CONFIG_FILE, create_run_dir, lock_run
+from convolve.runs.folder import create_run_dir, lock_run
 from convolve.runs.report import write_training_report
 from convolve.runs.summary import case_name, write_summary
 from convolve.runs.validate import validate_checkpoints
 
-GRAPH_FILE = "model.svg"
-BAD_SAMPLES_FILE = "bad-samples.txt"
 DATA_BOUND_FRACTION = 0.25
 
 
@@ -106,7 +105,7 @@ class Session:
         self.config = name_dataset(config, self.material.dataset.name)
         self.loader = self.material.train_loader()
         self.total = run_samples(config, len(self.loader))
-        self.store = Store(folder / "checkpoints", keep=config.run.keep_checkpoints)
+        self.store = Store(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints)
         model = build_model(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
         if not self.store.paths():
             initialize_weights(model, config, self.loader, console)

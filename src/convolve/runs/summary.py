@@ -8,8 +8,7 @@ from pathlib import Path
 from convolve.errors import ConvolveError, suggest
 from convolve.files import replace_file
 from convolve.loggers.base import to_json
-
-SUMMARY_FILE = "summary.json"
+from convolve.run_files import SUMMARY_FILE
 
 REQUIRED: dict[str, str] = {
     "network": "name of the model",

@@ -21,13 +21,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from convolve import __version__
-from convolve.checkpoint.manifest import MANIFEST_FILE
-from convolve.checkpoint.store import CHECKPOINTS_FOLDER
 from convolve.errors import ConfigError, ExtraError
 from convolve.inference.classifier import Reload, ServableModel
 from convolve.inference.metadata import metadata_of
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
+from convolve.run_files import CHECKPOINTS_FOLDER, MANIFEST_FILE
 from convolve.runs.load import choose_checkpoint, load_trained
 from convolve.serving.app import Server
 from convolve.serving.requests import Limits

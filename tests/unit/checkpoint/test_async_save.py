@@ -93,10 +93,10 @@ def test_a_process_that_ends_writes_what_it_began(tmp_path):
     script = """
 import sys, torch
 from pathlib import Path
-from convolve.checkpoint.store import BackgroundSaver
+from convolve.checkpoint.store import AsyncSaver
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store
-saver = BackgroundSaver(Store(Path(sys.argv[1]), keep=None))
+saver = AsyncSaver(Store(Path(sys.argv[1]), keep=None))
 saver.begin(Snapshot({"model": {"w": torch.full((300_000,), 5.0)}}, {"step": 7}), best=True)
 raise SystemExit(3)
 """

@@ -145,8 +145,8 @@ def test_a_state_that_would_not_come_back_is_refused(state: dict[str, object], w
 
 
 def test_an_unknown_part_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(CheckpointError, match="'optimizer'.*did you mean optimizer"):
-        encode(Snapshot({"optimizer": {}}, {"step": 1}))
+    with pytest.raises(CheckpointError, match="'optimiser'.*did you mean optimizer"):
+        encode(Snapshot({"optimiser": {}}, {"step": 1}))
 
 
 def test_a_tensor_that_safetensors_cannot_hold_is_refused_in_one_line() -> None:

@@ -165,9 +165,9 @@ import sys
 from pathlib import Path
 from convolve.config import LogConfig
 from convolve.loggers.base import TrainRecord
-from convolve.loggers.files import open_writers
+from convolve.loggers.files import open_loggers
 
-writers = open_writers(LogConfig(), Path(sys.argv[1]))
+writers = open_loggers(LogConfig(), Path(sys.argv[1]))
 step = 0
 while True:
     step += 1

@@ -14,7 +14,7 @@ import pytest
 from convolve.bench import train
 from convolve.cli.main import dispatch
 from convolve.loggers.base import SilentConsole
-from convolve.loggers.mlperf import result_file
+from convolve.run_files import mlperf_name
 from convolve.runs import session
 from digit_runs import digits_config
 
@@ -25,7 +25,7 @@ FIELDS = {"namespace", "time_ms", "event_type", "key", "value", "metadata"}
 
 
 def read(folder, seed=0):
-    lines = result_file(folder, seed).read_text().splitlines()
+    lines = (folder / mlperf_name(seed)).read_text().splitlines()
     assert all(line.startswith(":::MLLOG {") for line in lines)
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
@@ -72,7 +72,7 @@ def test_a_training_obeys_the_rules(train_digits):
 
 
 def test_without_the_option_there_is_no_log(train_digits):
-    assert not result_file(train_digits(batch_size=500).run_dir, 0).exists()
+    assert not (train_digits(batch_size=500).run_dir / mlperf_name(0)).exists()
 
 
 def test_a_measurement_obeys_the_rules(tmp_path):
@@ -114,12 +114,12 @@ def test_the_public_checker_takes_the_logs(train_digits, tmp_path):
     words = ["--config", "lenet-digits", "--threads", "1", "--repeats", "2", "--run-steps", "2", "--mlperf-logging"]
     assert dispatch(["bench", "train", *words, "--run-dir", str(tmp_path / "bench"), "--json"]) == 0
     for folder in (report.run_dir, tmp_path / "bench"):
-        done = checker(result_file(folder, 0))
+        done = checker(folder / mlperf_name(0))
         assert done.returncode == 0 and "SUCCESS" in done.stdout + done.stderr, done.stderr
 
 
 def test_the_public_checker_refuses_a_log_that_lacks_its_end(train_digits):
     pytest.importorskip("mlperf_logging", reason="the package mlperf-logging is not installed")
-    path = result_file(train_digits(mlperf_logging=True, batch_size=100).run_dir, 0)
+    path = train_digits(mlperf_logging=True, batch_size=100).run_dir / mlperf_name(0)
     path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:-1]))
     assert checker(path).returncode != 0

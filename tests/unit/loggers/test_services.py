@@ -59,7 +59,7 @@ def test_tensorboard_takes_back_the_steps_after_a_restored_one(tmp_path: Path) -
 OFFLINE = """
 import sys
 from pathlib import Path
-from convolve.loggers.base import RunInfo, TrainRecord, ValidRecord
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
 from convolve.loggers.wandb import WandbWriter
 
 folder = Path(sys.argv[1])
@@ -68,7 +68,7 @@ for restored in (None, 2):
     writer.start(RunInfo("lenet5-1", folder, {"epochs": 2.0, "data_dir": folder}, {"network": "lenet5"}, restored))
     for step in (1, 2):
         writer.train(TrainRecord(step, 0.1, 64, 0.1, 0.5, None, 1e4, 6.4, 0.1, 1.0))
-    writer.valid(ValidRecord("step-000000002", 2, 0.3, 0.2, 0.9876, 10000, 0.5, 20000.0))
+    writer.valid(ValidationRecord("step-000000002", 2, 0.3, 0.2, 0.9876, 10000, 0.5, 20000.0))
     writer.event("saved")
     writer.close()
 """

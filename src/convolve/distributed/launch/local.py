@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convolve.device import available_threads
+from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 USER_ERROR = 2
 STOPPED = (130, 143)
@@ -115,7 +116,7 @@ def next_arguments(arguments: Sequence[str], folder: Path | None, attempt: int) 
     """
     if attempt == 0 or folder is None or arguments[0] != "train":
         return list(arguments)
-    if any((folder / "checkpoints").glob("step-*")):
+    if any((folder / CHECKPOINTS_FOLDER).glob(CHECKPOINT_GLOB)):
         return ["restore", str(folder), *(word for word in arguments if word == "--json")]
     if folder.exists():
         folder.rename(folder.with_name(f"{folder.name}-attempt-{attempt}"))

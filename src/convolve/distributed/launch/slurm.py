@@ -7,6 +7,7 @@ from pathlib import Path
 
 from convolve.distributed.launch.ssh import Job
 from convolve.errors import ParallelError
+from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 
 def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max_restarts: int) -> str:
@@ -27,7 +28,7 @@ def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max
             f"export MASTER_PORT={job.port}",
             *settings,
             f"for attempt in $(seq 0 {max_restarts}); do",
-            f"  if compgen -G {folder}'/checkpoints/step-*' > /dev/null; then",
+            f"  if compgen -G {folder}'/{CHECKPOINTS_FOLDER}/{CHECKPOINT_GLOB}' > /dev/null; then",
             f"    {shlex.join([*command, 'restore', str(run_folder)])} && exit 0",
             "  else",
             f'    if [ "$attempt" -gt 0 ] && [ -e {folder} ]; then mv {folder} {folder}-attempt-"$attempt"; fi',

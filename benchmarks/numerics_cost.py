@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, nargs="+", default=["resnet20-cifar", "resnet18"])
     options = parser.parse_args()
     device.prepare()
-    device.select("cpu", options.threads)
+    device.configure(options.threads)
     sys.exit(0 if all([measure(name, options.steps) for name in options.only]) else 1)
 
 

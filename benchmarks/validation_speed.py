@@ -53,6 +53,7 @@ def play_ours(count: int) -> None:
 
     given = {"generated_data": True, "valid_batch_size": BATCH}
     config = resolve("resnet20-cifar10", None, given).config
+    device.configure(config.run.threads)
     material = open_data(config, SilentConsole())
     test = material.dataset.test
     assert isinstance(test, Split), "generated images are kept in memory"

@@ -181,14 +181,23 @@ def available() -> list[str]:
     return [*found, "cpu"]
 
 
-def select(name: str, threads: int | None) -> torch.device:
-    """The device to train on, with the CPU's threads set and repeatable algorithms switched on."""
+def configure(threads: int | None, *, deterministic: bool = True) -> None:
+    """Set CPU threads (default: all available) and deterministic algorithms for this process.
+
+    Entry points call this once before they compute: the thread count changes the last bits of results.
+    """
     import torch
 
     torch.set_num_threads(threads or available_threads())
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Repeatable algorithms would also fill every new tensor before it is written: time for nothing.
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    # Deterministic mode would also fill every new tensor before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def select(name: str) -> torch.device:
+    """Return the device of a name; `auto` is the best one available."""
+    import torch
+
     kinds = available()
     kind, _, index = name.partition(":")
     if name == "auto":

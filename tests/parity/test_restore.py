@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from convolve.config.loading import parse
+from convolve.errors import ConfigError
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 from digit_runs import StoppingConsole, digits_config, weights_hash
@@ -57,6 +58,12 @@ def test_a_finished_run_can_be_extended(train_digits):
     assert weights_hash(extended.run_dir) == weights_hash(long.run_dir)
 
 
+def test_a_new_length_is_checked_by_every_rule(train_digits):
+    report = train_digits("run", epochs=2, warmup_epochs=1, batch_size=100)
+    with pytest.raises(ConfigError, match="the warm-up must end before the run does"):
+        session.resume(report.run_dir, SilentConsole(), session.Changes(epochs=1))
+
+
 def test_restoring_a_finished_run_changes_nothing(train_digits):
     report = train_digits("run", batch_size=100)
     before = weights_hash(report.run_dir)
@@ -76,5 +83,5 @@ def test_another_seed_gives_other_bits(train_digits):
 def test_the_resolved_config_is_enough_to_repeat_a_run(train_digits, tmp_path):
     first = train_digits("first", seed=3, label_smoothing=0.1, clip_norm=1.0, normalization="standard")
     stored = parse((first.run_dir / "config.yml").read_text(), "config.yml")
-    moved = stored.model_copy(update={"run": stored.run.model_copy(update={"run_dir": tmp_path / "second"})})
+    moved = stored.replace(run_dir=tmp_path / "second")
     assert weights_hash(session.train(moved, SilentConsole()).run_dir) == weights_hash(first.run_dir)

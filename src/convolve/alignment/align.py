@@ -14,12 +14,12 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from convolve import device
 from convolve.alignment.compare import Agreement, compare, conclude, interval_95
 from convolve.alignment.lockstep import Difference, run_lockstep
 from convolve.alignment.page import write_alignment
 from convolve.checkpoint.store import find
 from convolve.config import Config
-from convolve.config.loading import build
 from convolve.engine.build import open_data
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError, ConvolveError, suggest
@@ -119,8 +119,7 @@ def parse_policy(word: str) -> dict[str, Any]:
 
 def with_policy(config: Config, word: str, **more: Any) -> Config:
     """The config under another policy."""
-    values = {**config.values(), **parse_policy(word), **more}
-    return build(values, name=config.name)
+    return config.replace(**parse_policy(word), **more)
 
 
 def align(config: Config, plan: AlignPlan, folder: Path, console: Console) -> AlignReport:
@@ -130,6 +129,7 @@ def align(config: Config, plan: AlignPlan, folder: Path, console: Console) -> Al
     configs = {word: with_policy(config, word) for word in plan.policies}
     folder.mkdir(parents=True, exist_ok=True)
     candidates = [PolicyResult(word, build_policy(one.precision).name) for word, one in configs.items()]
+    device.configure(config.run.threads)
     material = open_data(config, console)
     for candidate in candidates[1:]:
         console.say(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
@@ -161,14 +161,14 @@ def _run_lockstep(candidate: PolicyResult, reference: Config, other: Config, mat
 
 def _with_seed(config: Config, policy: str, seed: int, folder: Path) -> Config:
     run_dir = folder / f"{policy.replace(':', '-')}-seed{seed}"
-    return build({**config.values(), "seed": seed, "run_dir": run_dir}, name=config.name)
+    return config.replace(seed=seed, run_dir=run_dir)
 
 
 def _surveyed(config: Config, steps: int) -> Config:
     """The config with a survey now and then; native kernels cannot be looked into."""
     if config.precision.survey_freq or config.precision.numerics == "native":
         return config
-    return build({**config.values(), "survey_freq": steps}, name=config.name)
+    return config.replace(survey_freq=steps)
 
 
 def _survey_freq(config: Config, samples: int) -> int:

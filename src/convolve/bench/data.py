@@ -35,6 +35,7 @@ class DataSpeed:
 
 def bench_data(config: Config, console: Console, *, images: int = 2000) -> DataSpeed:
     """Measure the host pipeline on `images` training samples, and a few steps of the network beside it."""
+    device.configure(config.run.threads)
     material = open_data(config, console)
     delivered = _measure_loader(material, config, images, console)
     consumed = _measure_model(material, config)

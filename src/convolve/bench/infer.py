@@ -94,14 +94,14 @@ class InferSpeed:
 def from_run(path: Path, threads: int | None, console: Console) -> BenchTarget:
     """The best checkpoint of a run, with its own test images."""
     trained = load_trained(choose_checkpoint(path), where="cpu")
-    device.select("cpu", threads or trained.config.run.threads)
+    device.configure(threads or trained.config.run.threads)
     return BenchTarget(trained, open_run_data(trained, console))
 
 
 def from_config(config: Config, console: Console) -> BenchTarget:
     """A fresh network, with generated images in the shape of its data."""
-    data = config.data.model_copy(update={"generated_data": True, "augment": "none"})
-    config = config.model_copy(update={"data": data, "run": config.run.model_copy(update={"device": "cpu"})})
+    config = config.replace(generated_data=True, synthetic_data=False, augment="none", device="cpu")
+    device.configure(config.run.threads)
     material = open_data(config, console)
     classes = material.dataset.classes
     network = build_model(config, material.transform, len(classes), material.device).eval()

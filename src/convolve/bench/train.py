@@ -161,7 +161,7 @@ class BenchRun:
     def go(self, steps: int) -> _Run:
         """Train for some steps."""
         training, state = self.training, self.training.state
-        torch.set_num_threads(self.threads)
+        device.configure(self.threads)
         samples, waited = state.samples, training.loader.waited_seconds
         total = samples_after_steps(state.step + steps, training.config, len(training.loader))
         self._timer.start()
@@ -266,6 +266,7 @@ def compare_speeds(ours: TrainSpeed, other: TrainSpeed) -> Comparison:
 def _enter(config: Config, console: Console, stack: ExitStack) -> BenchRun:
     registry.check(config.model)
     check_splits(build_on_meta(config), config)
+    device.configure(config.run.threads)
     team = stack.enter_context(open_collectives(config.parallel))
     require_same_start(team, config)
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="convolve-")))

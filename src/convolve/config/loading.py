@@ -175,6 +175,16 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, n
     return config
 
 
+def replace_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """Return a copy with these options changed, checked by every rule. An option unsets the one that it excludes."""
+    values = config.values()
+    for pair in EXCLUSIVE:
+        for option, excluded in (pair, pair[::-1]):
+            if options.get(option) is not None:
+                values.pop(excluded, None)
+    return build({**values, **options}, name=config.name)
+
+
 def _first_error(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
     knob = str(first["loc"][0])

@@ -190,6 +190,13 @@ class Config(BaseModel):
             settled["rmsprop_decay"] = 1 - 2**optim.rmsprop_base_decay_exp * self.global_batch_size
         return optim.model_copy(update=settled)
 
+    def replace(self, **options: Any) -> "Config":
+        """Return a copy with these options changed, checked by every rule."""
+        # The loader imports this module.
+        from convolve.config.loading import replace_options
+
+        return replace_options(self, options)
+
     def values(self) -> dict[str, Any]:
         """All knobs by their flat names, in plain YAML types."""
         return {

@@ -170,4 +170,4 @@ def name_dataset(config: Config, name: str) -> Config:
     """The config with the data set that was really used, so that a repeat uses the same."""
     if config.data.generated_data or config.data.synthetic_data:
         return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"dataset": name})})
+    return config.replace(dataset=name)

@@ -150,7 +150,7 @@ def _build_on_meta(options: ModelConfig, classes: int, shape: Shape) -> Network:
 
 def open_data(config: Config, console: Console) -> DataModule:
     """Device, data and transform for a training."""
-    where = device.select(config.run.device, config.run.threads)
+    where = device.select(config.run.device)
     dataset = load_dataset(config, console)
     shape = registry.resolve(config.model.model, config.model).input_shape
     transform = fit_normalization(dataset.train, config.data, shape[1] if shape[0] == 3 else None)

@@ -65,15 +65,6 @@ def samples_after_steps(steps: int, config: Config, samples_per_epoch: int) -> i
     return epochs * samples_per_epoch + rest * config.global_batch_size
 
 
-def extend(config: Config, epochs: float | None, iterations: int | None) -> Config:
-    """The config of a run that goes on for longer."""
-    if epochs is None and iterations is None:
-        return config
-    return config.model_copy(
-        update={"optim": config.optim.model_copy(update={"epochs": epochs, "iterations": iterations})}
-    )
-
-
 class Callback(Protocol):
     """Something that happens between steps."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from convolve import device
 from convolve.data.build import DataModule
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.export.formats import (
@@ -116,6 +117,7 @@ def export(path: Path, name: str, console: Console, *, output: Path | None = Non
     name = _check_format(name, int8, output)
     checkpoint = choose_checkpoint(path)
     trained = load_trained(checkpoint, where="cpu")
+    device.configure(trained.config.run.threads)
     target = output or _default_target(checkpoint, name, int8)
     draft = target.with_name(f"draft-{os.getpid()}-{target.name}")
     console.say(f"exporting {trained.config.model.model} of {checkpoint} as {name}{' in int8' if int8 else ''}")

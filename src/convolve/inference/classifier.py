@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from convolve import device
 from convolve.data.dataset import Images
 from convolve.data.image_io import read_image
 from convolve.engine.evaluate import eval_mode
@@ -72,6 +73,7 @@ def predict(
         explain_dir: folder for pictures that show where the network found its evidence (Grad-CAM).
     """
     trained = load_trained(choose_checkpoint(run))
+    device.configure(trained.config.run.threads)
     trained = replace(trained, network=fold_batch_norms(trained.network))
     pictures = list_images(paths)
     failures: dict[str, str] = {}

@@ -81,8 +81,9 @@ def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str 
     saved = save_average_of(folder, paths, recipe, name)
     trained = load_trained(saved)
     config = trained.config
+    device.configure(config.run.threads)
     material = DataModule(
-        load_dataset(config, console), trained.transform, device.select(config.run.device, None), config.data
+        load_dataset(config, console), trained.transform, device.select(config.run.device), config.data
     )
     return finish_average(saved, paths, recipe, trained, material)
 

@@ -49,9 +49,7 @@ def load_trained(path: Path, *, where: str | None = None) -> TrainedModel:
         epoch = samples / int(state["samples_per_epoch"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
-    network = build_model(
-        config, transform, len(classes), device.select(where or config.run.device, config.run.threads)
-    )
+    network = build_model(config, transform, len(classes), device.select(where or config.run.device))
     load_weights(network, snapshot)
     return TrainedModel(path, config, network.eval(), transform, classes, step, epoch)
 

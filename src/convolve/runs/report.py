@@ -75,6 +75,7 @@ def report(folders: Sequence[Path], console: Console, *, output: Path | None = N
                 f"{folder}: not a run folder ({CONFIG_FILE} is not there); give a run of `convolve train`"
             )
         trained = load_trained(choose_checkpoint(folder))
+        device.configure(trained.config.run.threads)
         evidence = collect_predictions(
             trained.network, open_run_data(trained, console), f"checkpoint {trained.path.name}"
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from convolve import __version__
+from convolve import __version__, device
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import AsyncSaver, Store
 from convolve.config import Config
@@ -50,7 +50,7 @@ from convolve.engine.callbacks import (
 from convolve.engine.ema import ModelEMA
 from convolve.engine.evaluate import VALID_BATCH
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
-from convolve.engine.loop import extend, fit, run_samples, stop_on_signals
+from convolve.engine.loop import fit, run_samples, stop_on_signals
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.metrics import EvalResult, Metrics, NullMetrics, RunningMetrics
 from convolve.engine.state import TrainState, load_weights
@@ -400,6 +400,7 @@ class Session:
 
 def train(config: Config, console: Console) -> TrainReport:
     """Train a config from the beginning in a folder of its own."""
+    device.configure(config.run.threads)
     registry.check(config.model)
     check_splits(build_on_meta(config), config)
     with open_collectives(config.parallel) as team:
@@ -431,10 +432,12 @@ class Changes:
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, config: Config) -> Config:
-        """The config of the run from now on; the global batch stays what it was."""
-        changed = extend(config, self.epochs, self.iterations)
+        """Return the config of the resumed run; the global batch stays the same."""
+        options: dict[str, Any] = {}
+        if self.epochs is not None or self.iterations is not None:
+            options = {"epochs": self.epochs, "iterations": self.iterations}
         if not self.parallel:
-            return changed
+            return config.replace(**options)
         splits = {"pipeline_splits": AUTO_SPLITS} if "shards" in self.parallel else {}
         layout = build({**config.parallel.model_dump(), **splits, **self.parallel}).parallel
         micro_batches, replicas = config.optim.gradient_accumulation_count * config.parallel.replicas, layout.replicas
@@ -443,13 +446,14 @@ class Changes:
                 f"replicas={replicas}: a step of this run has {micro_batches} micro batches, which so many replicas "
                 f"cannot share evenly; choose a divisor of {micro_batches}"
             )
-        accumulation = {"gradient_accumulation_count": micro_batches // replicas}
-        return build({**changed.values(), **layout.model_dump(), **accumulation}, name=config.name)
+        options["gradient_accumulation_count"] = micro_batches // replicas
+        return config.replace(**options, **layout.model_dump())
 
 
 def resume(folder: Path, console: Console, changes: Changes | None = None) -> TrainReport:
     """Restore the newest good checkpoint and train on, with changes of length or layout."""
     config = (changes or Changes()).apply(read_config(folder))
+    device.configure(config.run.threads)
     with open_collectives(config.parallel) as team:
         require_same_start(team, config)
         with lock_run(folder, team):

@@ -41,14 +41,6 @@ def validate_checkpoints(
     return records
 
 
-def _with_options(trained: TrainedModel, data_dir: Path | None, batch_size: int | None) -> TrainedModel:
-    """The same network, told where its data lie now and how many samples to take in one pass."""
-    config = trained.config
-    data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
-    optim = config.optim if batch_size is None else config.optim.model_copy(update={"valid_batch_size": batch_size})
-    return replace(trained, config=config.model_copy(update={"data": data, "optim": optim}))
-
-
 def validate(
     path: Path, console: Console, *, every: bool = False, data_dir: Path | None = None, batch_size: int | None = None
 ) -> list[ValidationRecord]:
@@ -60,19 +52,23 @@ def validate(
     """
     paths = find(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
+    given = {"data_dir": data_dir, "valid_batch_size": batch_size}
+    options = {name: value for name, value in given.items() if value is not None}
     records = []
     material: DataModule | None = None
     for number, one in enumerate(chosen):
         console.progress("validate", number, len(chosen))
-        trained = _with_options(load_trained(one), data_dir, batch_size)
+        trained = load_trained(one)
+        trained = replace(trained, config=trained.config.replace(**options))
         if material is None:
+            device.configure(trained.config.run.threads)
             dataset = load_dataset(trained.config, console)
             if dataset.classes != trained.classes:
                 raise CheckpointError(
                     f"{one}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
                     "give the data it was trained on"
                 )
-            material = DataModule(dataset, trained.transform, device.select(trained.config.run.device, None))
+            material = DataModule(dataset, trained.transform, device.select(trained.config.run.device))
         record = validate_one(trained, material)
         console.valid(record)
         records.append(record)

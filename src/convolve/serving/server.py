@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from convolve import __version__
+from convolve import __version__, device
 from convolve.errors import ConfigError, ExtraError
 from convolve.inference.classifier import Reload, ServableModel
 from convolve.inference.metadata import metadata_of
@@ -237,7 +237,7 @@ def make_reload(name: str, folder: Path, threads: int | None = None) -> Reload:
         if version is not None and mark == known:
             return None
         trained = load_trained(path)
-        _set_threads(threads)
+        device.configure(threads or trained.config.run.threads)
         model = ServableModel(name, path.name, metadata_of(trained), fold_batch_norms(trained.network))
         model.warm_up()
         known = mark
@@ -299,14 +299,6 @@ def serve(words: list[str], options: ServeOptions, console: Console) -> signal.S
         version=__version__,
     )
     return run_server(Server(services, settings, console.say), options.host, options.port, console.say)
-
-
-def _set_threads(threads: int | None) -> None:
-    """The server's own choice of CPU threads, above that of the runs."""
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 def _parent_of_runs(folder: Path) -> Path:

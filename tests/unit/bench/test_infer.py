@@ -84,7 +84,7 @@ def test_nothing_to_fold_is_said():
 
 def test_a_wrong_variant_is_no_result(monkeypatch):
     def wrong(subject, folder):
-        return lambda pixels: 2 * infer.reference_runner(subject.trained)(pixels)
+        return lambda pixels: 2 * infer.reference_predictor(subject.trained)(pixels)
 
     monkeypatch.setattr(infer, "VARIANTS", {"pt2": wrong})
     with pytest.raises(ConvolveError, match="its speed means nothing"):

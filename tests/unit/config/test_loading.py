@@ -122,3 +122,19 @@ def test_a_binary_file_is_named(tmp_path):
 def test_a_config_keeps_its_name():
     assert resolve("lenet-mnist", given={"seed": 3}).config.name == "lenet-mnist"
     assert build({"seed": 3}, name="mine").name == "mine"
+
+
+def test_replacing_options_is_checked_by_every_rule():
+    config = resolve("lenet5-mnist").config
+    changed = config.replace(batch_size=8, seed=3)
+    assert (changed.optim.batch_size, changed.run.seed, changed.name) == (8, 3, config.name)
+    with pytest.raises(ConfigError, match="the warm-up must end before the run does"):
+        config.replace(epochs=1, warmup_epochs=2)
+    with pytest.raises(ConfigError, match="batch-size=0"):
+        config.replace(batch_size=0)
+
+
+def test_replacing_an_option_unsets_the_one_that_it_excludes():
+    config = resolve("lenet5-mnist").config.replace(iterations=4)
+    assert (config.optim.epochs, config.optim.iterations) == (None, 4)
+    assert config.replace(epochs=2).optim.iterations is None

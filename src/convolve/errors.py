@@ -9,6 +9,7 @@
     ├── DivergedError     the loss is no longer a number                                       exit 1
     ├── NumericsError     a value left its number format, and that was to end the run          exit 1
     ├── ParallelError     processes do not agree, or one of them is gone                       exit 1
+    ├── SandboxError      untrusted input crashed its process, or needed too much time or memory      exit 1
     └── ExtraError        an optional extra is needed and not installed                        exit 2
 
 Every message is one line: what was given, which rule it breaks, what to do.
@@ -67,6 +68,10 @@ class NumericsError(ConvolveError):
 
 class ParallelError(ConvolveError):
     """Processes do not agree, or one of them is gone."""
+
+
+class SandboxError(ConvolveError):
+    """Untrusted input crashed the process that read it, or needed too much time or memory."""
 
 
 class ExtraError(ConvolveError):

@@ -27,7 +27,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def build_steps(name: str) -> dict[str, Callable[[], None]]:
+def build_steps(name: str) -> dict[str, Callable[[], object]]:
     import torch
 
     from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
@@ -46,7 +46,7 @@ def build_steps(name: str) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
     images = torch.randn(size, *shape).to(memory_format=torch.channels_last)
     window = StepBatch((MicroBatch(images, torch.arange(size) % classes, 0),), size)
-    cpu, steps = torch.device("cpu"), dict[str, Callable[[], None]]()
+    cpu, steps = torch.device("cpu"), dict[str, Callable[[], object]]()
     for policy, given in POLICIES.items():
         network = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
         network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]

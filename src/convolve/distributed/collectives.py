@@ -44,7 +44,6 @@ from convolve.distributed.gradient_sync import (
     Finish,
     GradientSync,
     NoSync,
-    StopVote,
     fill_buckets,
 )
 from convolve.distributed.launch.slurm import first_host
@@ -68,8 +67,8 @@ class Collectives(Protocol):
     def first(self) -> bool:
         """Whether this process is the one that speaks, logs and saves."""
 
-    def synchronizer(self, model: nn.Module, extra: int = 0) -> GradientSync:
-        """What adds this model's gradients up over replicas, and that many other elements."""
+    def synchronizer(self, model: nn.Module, payload_size: int) -> GradientSync:
+        """What sums this model's gradients over replicas, and a payload."""
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum of a small tensor over replicas, on all of them, in the order of ranks."""
@@ -111,7 +110,7 @@ class SingleProcess:
     topology = Topology()
     first = True
 
-    def synchronizer(self, model: nn.Module, extra: int = 0) -> GradientSync:
+    def synchronizer(self, model: nn.Module, payload_size: int) -> GradientSync:
         """Nothing to add up."""
         return NoSync()
 
@@ -184,14 +183,13 @@ class DistributedCollectives:
         """Whether this is rank 0."""
         return self.topology.rank == 0
 
-    def synchronizer(self, model: nn.Module, extra: int = 0) -> GradientSync:
+    def synchronizer(self, model: nn.Module, payload_size: int) -> GradientSync:
         """Buckets over replicas; a single replica needs none."""
-        inner: GradientSync = NoSync()
-        if self.topology.replicas > 1:
-            buckets = fill_buckets([one for one in model.parameters() if one.requires_grad], extra)
-            largest = max(bucket.flat.numel() for bucket in buckets)
-            inner = BucketedAllReduce(buckets, self._share_memory(largest) or self._through_sockets)
-        return inner if self.topology.stages == 1 else StopVote(inner, self.agree)
+        if self.topology.replicas == 1:
+            return NoSync()
+        buckets = fill_buckets([one for one in model.parameters() if one.requires_grad], payload_size)
+        largest = max(bucket.flat.numel() for bucket in buckets)
+        return BucketedAllReduce(buckets, self._share_memory(largest) or self._through_sockets)
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over replicas."""

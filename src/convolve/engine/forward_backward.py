@@ -35,7 +35,7 @@ class PassContext:
 
     seed: int
     arithmetic: Execution = field(default_factory=PlainExecution)
-    synchronize: GradientSync = field(default_factory=NoSync)
+    grad_sync: GradientSync = field(default_factory=NoSync)
     shift: int = 0
 
     @contextmanager
@@ -62,7 +62,7 @@ class ForwardBackward:
         with setting.arithmetic.window(setting.seed, step):
             for batch in window.batches:
                 if batch is window.batches[-1]:
-                    setting.synchronize.arm()
+                    setting.grad_sync.last_micro_batch()
                 with setting.passing(self.model, batch, step):
                     logits = self.model(batch.images)
                     loss = self.loss(logits, batch.targets)
@@ -95,7 +95,7 @@ class PipelineForwardBackward:
         @contextmanager
         def around(number: int, backward: bool) -> Iterator[None]:
             if backward and number == len(batches) - 1:
-                setting.synchronize.arm()
+                setting.grad_sync.last_micro_batch()
             with setting.passing(self.part, batches[number], step):
                 yield
 

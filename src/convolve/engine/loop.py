@@ -79,17 +79,24 @@ def fit(
     actions: list[Callback],
     total: int,
     request: StopRequest,
-) -> None:
-    """Train until `total` samples have been seen or a stop is requested; the actions see the last step as such."""
+) -> bool:
+    """Train until `total` samples have been seen or a process is asked to stop; return whether one was.
+
+    All processes stop after the same step. The actions see it as the last one.
+    """
+    collectives, stop = parts.team, False
     state.model.train()
     for window in windows:
         if state.samples >= total:
             break
         before = state.samples
-        parts.synchronize.ask_to_stop(request.signal is not None)
-        train_step(state, window, parts)
-        last = state.samples >= total or parts.synchronize.stop_agreed
+        stop = request.signal is not None
+        stop_votes = train_step(state, window, parts, stop=stop)
+        if collectives.topology.world > 1:
+            stop = bool(collectives.add_stages(stop_votes) > 0)
+        last = state.samples >= total or stop
         for action in actions:
             action.after(before, state, last)
         if last:
             break
+    return stop

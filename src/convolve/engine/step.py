@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from convolve.data.loader.loader import StepBatch
 from convolve.device import accumulation_dtype
@@ -29,21 +29,24 @@ class StepParts:
     clip: Clip
     seed: int = 0
     team: Collectives = field(default_factory=SingleProcess)
-    synchronize: GradientSync = field(default_factory=NoSync)
+    grad_sync: GradientSync = field(default_factory=NoSync)
     ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
 
 
-def train_step(state: TrainState, window: StepBatch, parts: StepParts) -> None:
+def train_step(state: TrainState, window: StepBatch, parts: StepParts, *, stop: bool = False) -> Tensor:
     """Learn from one window. Prints nothing, saves nothing; reads the device only where a verdict is needed.
 
     The executor runs the micro batches, replicas synchronize, gradients are settled (unscaled, and all ranks agree
     whether they are finite), then clipped; the update is made under the rounding policy, or skipped and counted; the
     scaler follows the verdict. A skipped step has seen its samples: position and schedule move on.
+
+    Returns the number of replicas that passed `stop`, still on the device: read it only if there is more than one
+    process.
     """
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
     parts.executor.run(window, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model)
-    seen = parts.synchronize(state.model, statistics.flat)
+    seen, stop_votes = sync_gradients(parts.grad_sync, statistics.flat, stop)
     verdict = state.scaler.settle(state.model, state.arithmetic.overflowed())
     if verdict.clean:
         statistics.settle(seen)
@@ -56,6 +59,13 @@ def train_step(state: TrainState, window: StepBatch, parts: StepParts) -> None:
     state.step += 1
     state.samples += window.samples
     state.scaler.follow(verdict, state.samples)
+    return stop_votes
+
+
+def sync_gradients(grad_sync: GradientSync, statistics: Tensor, stop: bool) -> tuple[Tensor, Tensor]:
+    """Complete the gradients, and return the sums of the batch-norm statistics and of the stop flag over replicas."""
+    totals = grad_sync.finish(torch.cat((statistics, statistics.new_full((1,), stop))))
+    return totals[:-1], totals[-1:]
 
 
 def no_clipping(model: nn.Module) -> None:

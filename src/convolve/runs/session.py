@@ -181,9 +181,9 @@ class Session:
         actions = self.assemble()
         self._announce()
         with stop_on_signals() as request:
-            fit(self.state, self.windows(), actions.parts, actions.in_order(), self.total, request)
+            stopped = fit(self.state, self.windows(), actions.parts, actions.in_order(), self.total, request)
         self.trained = self._gather_whole()
-        stopped_by = request.signal or (signal.SIGTERM if actions.parts.synchronize.stop_agreed else None)
+        stopped_by = request.signal or (signal.SIGTERM if stopped else None)
         if stopped_by is not None:
             return self._report(actions, None, stopped_by)
         test = self._test_counts(actions)
@@ -231,10 +231,11 @@ class Session:
         """What a step is made of, and what happens between steps."""
         config, per_epoch = self.config, len(self.loader)
         tally = RunningMetrics(self.material.device, self.team) if config.log.metrics else NullMetrics()
-        synchronize = self.team.synchronizer(self.state.model, len(NormStatistics(self.state.model).flat))
+        # The payload of a step: batch-norm statistics and the stop flag.
+        grad_sync = self.team.synchronizer(self.state.model, len(NormStatistics(self.state.model).flat) + 1)
         schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, RunSpan(self.total, per_epoch))
         loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
-        executor = self._executor(loss, tally, synchronize)
+        executor = self._executor(loss, tally, grad_sync)
         clip = no_clipping if config.optim.clip_norm is None else clip_to_norm(config.optim.clip_norm, self.team)
         clock = Timer(samples=self.state.samples, step=self.state.step, earlier=self.earlier_seconds)
         log = LogCallback(self._rhythm_of_logs(), tally, schedule, self.loader, self.writer, clock)
@@ -260,7 +261,7 @@ class Session:
             self.best_accuracy,
         )
         ownership = self.place.holdings.ownership
-        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, synchronize, ownership)
+        parts = StepParts(schedule, executor, clip, config.run.seed, self.team, grad_sync, ownership)
         every = config.parallel.epochs_per_sync
         sync = WeightCheckCallback(
             IntervalTrigger(Fraction(every) * per_epoch if every else None, self.total), self.team
@@ -268,10 +269,10 @@ class Session:
         scale = LossScaleCallback(self.writer, self.state.scaler)
         return Callbacks(parts, [ProgressCallback(self.console, self.total), scale, sync], log, validate, save, config)
 
-    def _executor(self, loss: CrossEntropy, tally: Metrics, synchronize: GradientSync) -> ForwardBackwardFn:
+    def _executor(self, loss: CrossEntropy, tally: Metrics, grad_sync: GradientSync) -> ForwardBackwardFn:
         config, pipeline = self.config, self.place.pipeline
         shift = self.team.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
-        setting = PassContext(config.run.seed, self.state.arithmetic, synchronize, shift)
+        setting = PassContext(config.run.seed, self.state.arithmetic, grad_sync, shift)
         if pipeline is None:
             return ForwardBackward(self.state.model, loss, tally, setting)
         return PipelineForwardBackward(self.state.model, loss, tally, setting, pipeline)

@@ -12,7 +12,7 @@ from convolve.distributed.shared_memory import SharedMemoryAllReduce
 from convolve.errors import ParallelError
 from forked_commands import FORKS
 
-NOTHING = torch.empty(0)
+NO_STOP = torch.zeros(1)
 
 
 def layer():
@@ -33,8 +33,8 @@ def double(flat):
 def test_parts_of_a_bucket_lie_in_memory_as_their_parameters_do():
     model = layer()
     (bucket,) = fill_buckets(list(model.parameters()))
-    assert [part.stride() for part in bucket.parts] == [one.stride() for one in bucket.parameters]
-    for number, part in enumerate(bucket.parts):
+    assert [part.stride() for part in bucket.gradients] == [one.stride() for one in bucket.parameters]
+    for number, part in enumerate(bucket.gradients):
         part.fill_(number + 1)
     assert bucket.flat[:-1].min() == 1 and bucket.flat[-1] == 0
 
@@ -43,7 +43,7 @@ def test_a_gradient_becomes_the_sum_and_keeps_its_layout():
     model = layer()
     leave_gradients(model)
     alone = [parameter.grad.clone() for parameter in model.parameters()]
-    BucketedAllReduce(fill_buckets(list(model.parameters()), size=64), double)(model, NOTHING)
+    BucketedAllReduce(fill_buckets(list(model.parameters()), size=64), double).finish(NO_STOP)
     for parameter, one in zip(model.parameters(), alone, strict=True):
         assert parameter.grad.equal(2 * one) and parameter.grad.stride() == parameter.stride()
 
@@ -58,44 +58,34 @@ def test_a_parameter_without_gradient_adds_zero_and_gets_the_sum_of_the_others()
         return lambda: None
 
     before = model[2].weight.grad.clone()
-    BucketedAllReduce(fill_buckets(list(model.parameters())), add_one)(model, NOTHING)
+    BucketedAllReduce(fill_buckets(list(model.parameters())), add_one).finish(NO_STOP)
     assert model[0].weight.grad.eq(1).all() and model[2].weight.grad.equal(before + 1)
 
 
 def test_sums_of_one_step_leave_no_trace_in_the_next():
     model = layer()
-    synchronize = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
+    grad_sync = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
     found = []
     for _ in range(2):
-        synchronize.arm()
+        grad_sync.last_micro_batch()
         leave_gradients(model)
-        synchronize(model, NOTHING)
+        grad_sync.finish(NO_STOP)
         found.append([parameter.grad.clone() for parameter in model.parameters()])
         model.zero_grad(set_to_none=True)
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
 
 
-def test_a_wish_to_stop_travels_with_the_gradients():
-    model = layer()
-    synchronize = BucketedAllReduce(fill_buckets(list(model.parameters())), double)
-    for wanted in (False, True):
-        leave_gradients(model)
-        synchronize.ask_to_stop(wanted)
-        synchronize(model, NOTHING)
-        assert synchronize.stop_agreed is wanted
-
-
 @pytest.mark.parametrize("size", [64, 10 << 20])
-def test_other_sums_go_with_the_last_bucket_and_leave_gradients_alone(size):
+def test_the_payload_is_summed_and_does_not_touch_gradients(size):
     model = layer()
-    synchronize = BucketedAllReduce(fill_buckets(list(model.parameters()), extra=3, size=size), double)
+    grad_sync = BucketedAllReduce(fill_buckets(list(model.parameters()), payload_size=3, size=size), double)
     for missing in (False, True):
         leave_gradients(model)
         if missing:
             model[0].bias.grad = None
         expected = 2 * model[0].weight.grad
-        assert synchronize(model, torch.tensor([1.0, 2.0, 3.0])).tolist() == [2.0, 4.0, 6.0]
-        assert model[0].weight.grad.equal(expected) and not synchronize.stop_agreed
+        assert grad_sync.finish(torch.tensor([1.0, 2.0, 3.0])).tolist() == [2.0, 4.0, 6.0]
+        assert model[0].weight.grad.equal(expected)
         model.zero_grad(set_to_none=True)
 
 

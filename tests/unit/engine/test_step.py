@@ -1,4 +1,5 @@
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from convolve.data.transforms.normalize import Transform, fit_transform
 from convolve.distributed.collectives import SingleProcess
 from convolve.engine.evaluate import evaluate
 from convolve.engine.forward_backward import ForwardBackward, PassContext
+from convolve.engine.loop import StopRequest, fit
 from convolve.engine.loss import CrossEntropy
 from convolve.engine.metrics import NullMetrics, RunningMetrics
 from convolve.engine.state import TrainState, load_weights
@@ -152,3 +154,44 @@ def test_a_transform_survives_its_checkpoint():
     assert Transform.from_json(transform.to_json()) == transform
     with pytest.raises(CheckpointError, match="not a transform"):
         Transform.from_json({"height": 3})
+
+
+class _TwoReplicas:
+    """Gradient sync with a peer that has the same gradients and statistics and never asks to stop."""
+
+    def last_micro_batch(self):
+        pass
+
+    def finish(self, payload):
+        return payload + torch.cat((payload[:-1], torch.zeros(1)))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_stop_flag_is_packed_behind_the_statistics(norm, stop):
+    model = registry.build(
+        "resnet8-cifar", classes=10, input_shape=(1, 28, 28), seed=1, options=ModelConfig(norm_type=norm)
+    )
+    state = TrainState(model.train(), build_optimizer(model, OptimConfig(optimizer="sgd")))
+    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
+    window = next(make_loader(make_split()).windows(0, 0, (16, 16)))
+    parts = StepParts(lambda samples: 0.1, executor, no_clipping, grad_sync=_TwoReplicas())
+    assert train_step(state, window, parts, stop=stop).tolist() == [float(stop)]
+    passes = {int(value) for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")}
+    assert passes == ({2} if norm == "batch" else set())
+
+
+def test_a_single_process_stops_after_the_step_in_progress():
+    state, loader = make_state(), make_loader(make_split())
+    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
+    parts, request, steps = StepParts(lambda samples: 0.1, executor, no_clipping), StopRequest(), []
+
+    class _Interrupt:
+        def after(self, before, state, last):
+            steps.append(last)
+            if len(steps) == 2:
+                request(signal.SIGTERM, None)
+
+    assert fit(state, loader.windows(0, 0, (8, 8)), parts, [_Interrupt()], 1000, request)
+    assert steps == [False, False, True]
+    assert not fit(state, loader.windows(0, 0, (8, 8)), parts, [], state.samples + 8, StopRequest())

@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person does, and that nothing goes wrong behind it."""
+"""The web page in a real browser: drawing, uploads, curves, and no errors in the console."""
 
 import json
 import re
@@ -37,30 +37,30 @@ WAIT = 20.0
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A network for drawn digits, and one that takes its input as a photograph."""
+    """A model of drawn digits and a model of photos."""
     folder = tmp_path_factory.mktemp("browser")
     digits = {"epochs": 8, "threads": 1, "run_dir": folder / "digits", "curves": False}
     session.train(resolve("lenet-digits", None, digits).config, SilentConsole())
-    make_photos(folder / "pictures")
-    photos = {"model": "resnet8-cifar", "data_dir": folder / "pictures", "image_size": 32, "epochs": 6, "batch_size": 8}
+    make_photos(folder / "photos")
+    photos = {"model": "resnet8-cifar", "data_dir": folder / "photos", "image_size": 32, "epochs": 6, "batch_size": 8}
     photos |= {"learning_rate": 0.05, "threads": 1, "run_dir": folder / "colors", "curves": False, "report": False}
     session.train(resolve(None, None, photos).config, SilentConsole())
     return folder
 
 
 def make_photos(folder):
-    """Two classes that even a few steps can tell apart: reddish and bluish noise."""
+    """Two classes that a few steps can separate: reddish and bluish noise."""
     random = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 4)):
-        for name, place in (("red", 0), ("blue", 2)):
+        for name, channel in (("red", 0), ("blue", 2)):
             (folder / split / name).mkdir(parents=True)
             for number in range(count):
-                photo(random, place).save(folder / split / name / f"{number}.jpg")
+                photo(random, channel).save(folder / split / name / f"{number}.jpg")
 
 
-def photo(random, place):
+def photo(random, channel):
     pixels = random.integers(0, 120, (75, 100, 3), dtype=np.uint8)
-    pixels[..., place] += 120
+    pixels[..., channel] += 120
     return Image.fromarray(pixels)
 
 
@@ -88,14 +88,14 @@ def browser(tmp_path_factory):
     driver.quit()
 
 
-def until(what, wait=WAIT):
-    """Wait for a condition; returns what it returned."""
+def until(condition, wait=WAIT):
+    """Wait for a condition and return its value."""
     end = time.monotonic() + wait
     while time.monotonic() < end:
-        if found := what():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
+    raise AssertionError("condition not met in time")
 
 
 def text_of(browser, id):
@@ -103,7 +103,7 @@ def text_of(browser, id):
 
 
 def draw(browser, strokes):
-    """Draw strokes, given in shares of the drawing area, with a real pointer."""
+    """Draw strokes, given as fractions of the drawing area, with a real pointer."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.actions.pointer_input import PointerInput
 
@@ -129,9 +129,9 @@ def three():
 
 
 def assert_clean(browser, address):
-    """No console error, and no request to anybody else."""
+    """Assert that the console has no errors and no request went to another host."""
     errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    # A refused upload is a 400 by design, and the browser notes it.
+    # A rejected upload is a 400 by design, which the browser logs.
     errors = [entry for entry in errors if "status of 400" not in entry["message"]]
     assert not errors, errors
     asked = set()
@@ -153,13 +153,13 @@ def open_page(browser, address, width=1200, height=900):
 def test_a_drawn_three_is_recognized(browser, address):
     open_page(browser, address)
     draw(browser, three())
-    verdict = until(lambda: (text := text_of(browser, "verdict")).startswith("3") and text)
-    assert re.fullmatch(r"3, \d+(\.\d)?% sure", verdict)
+    headline = until(lambda: (text := text_of(browser, "headline")).startswith("3") and text)
+    assert re.fullmatch(r"3, \d+(\.\d)?%", headline)
     assert len(browser.find_elements("css selector", "#bars li")) == 10
-    shown = browser.execute_script("const i = document.getElementById('seen'); return [i.hidden, i.naturalWidth]")
+    shown = browser.execute_script("const i = document.getElementById('input'); return [i.hidden, i.naturalWidth]")
     assert shown == [False, 224]
     browser.find_element("id", "clear").click()
-    until(lambda: text_of(browser, "verdict") == "Nothing drawn yet")
+    until(lambda: text_of(browser, "headline") == "Nothing drawn yet")
     assert_clean(browser, address)
 
 
@@ -170,13 +170,13 @@ def test_the_keyboard_is_enough(browser, address):
     open_page(browser, address)
     canvas = browser.find_element("id", "canvas")
     canvas.send_keys(Keys.ARROW_UP * 8 + " " + Keys.ARROW_DOWN * 16 + " ")
-    until(lambda: text_of(browser, "verdict").endswith("sure"))
+    until(lambda: text_of(browser, "headline").endswith("%"))
     strokes = (
         "const c = document.getElementById('canvas'); return c.getContext('2d').getImageData(168, 168, 1, 1).data[0]"
     )
     assert browser.execute_script(strokes) < 100
     canvas.send_keys("z")
-    until(lambda: text_of(browser, "verdict") == "Nothing drawn yet")
+    until(lambda: text_of(browser, "headline") == "Nothing drawn yet")
     reached = []
     for _ in range(9):
         ActionChains(browser).send_keys(Keys.TAB).perform()
@@ -185,7 +185,7 @@ def test_the_keyboard_is_enough(browser, address):
     assert_clean(browser, address)
 
 
-def test_a_picture_shows_its_classes_and_a_broken_file_a_message(browser, address, tmp_path):
+def test_an_image_shows_its_prediction_and_a_broken_file_an_error(browser, address, tmp_path):
     open_page(browser, address)
     test = load_digits().test
     good, bad = tmp_path / "seven.png", tmp_path / "broken.png"
@@ -204,15 +204,15 @@ def test_a_picture_shows_its_classes_and_a_broken_file_a_message(browser, addres
     assert_clean(browser, address)
 
 
-def test_a_photograph_shows_its_classes_and_where_the_network_looks(browser, address, tmp_path):
+def test_a_photo_shows_its_prediction_and_grad_cam(browser, address, tmp_path):
     open_page(browser, address)
     browser.execute_script(
         "const list = document.getElementById('model'); list.value = 'colors'; list.dispatchEvent(new Event('change'))"
     )
     until(lambda: not browser.find_element("id", "draw").is_displayed())
-    for number, (name, place) in enumerate((("blue", 2), ("red", 0)), 1):
+    for number, (name, channel) in enumerate((("blue", 2), ("red", 0)), 1):
         file = tmp_path / f"{name}.jpg"
-        photo(np.random.default_rng(number), place).save(file)
+        photo(np.random.default_rng(number), channel).save(file)
         browser.find_element("id", "files").send_keys(str(file))
         until(lambda number=number: len(browser.find_elements("css selector", "#results .bars")) == number)
         assert browser.find_element("css selector", "#results h3").text.startswith(f"{name}, ")
@@ -222,7 +222,7 @@ def test_a_photograph_shows_its_classes_and_where_the_network_looks(browser, add
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_sticks_out_at_any_width(browser, address, width):
+def test_the_page_fits_any_width(browser, address, width):
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -235,7 +235,7 @@ def test_nothing_sticks_out_at_any_width(browser, address, width):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_curves_of_a_run_are_drawn(browser, address):
+def test_the_curves_of_a_run_are_plotted(browser, address):
     browser.get(address + "/runs")
     until(lambda: len(browser.find_elements("css selector", "#plots svg")) == 4)
     assert text_of(browser, "state") == "finished"

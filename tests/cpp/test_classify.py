@@ -15,7 +15,7 @@ from convolve.data.lookup import load_digits
 from convolve.export import export
 from convolve.export.formats import open_export
 from convolve.inference import classifier
-from convolve.inference.preprocess import fit_image
+from convolve.inference.preprocess import preprocess
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 
@@ -97,23 +97,23 @@ def make_pictures(folder):
 
 
 def test_the_input_is_the_same_byte_for_byte(program, package, tmp_path):
-    _, card = open_export("aoti", package)
+    _, metadata = open_export("aoti", package)
     files = make_pictures(tmp_path)
     done = classify(program, "--pixels", package, *files)
     assert done.returncode == 0, done.stderr
     theirs = dict(line.split("\t") for line in done.stdout.splitlines())
     for path in files:
-        assert theirs[str(path)] == fit_image(read_image(path, channels=1), card).tobytes().hex(), path.name
+        assert theirs[str(path)] == preprocess(read_image(path, channels=1), metadata).tobytes().hex(), path.name
 
 
 def test_a_narrow_picture_differs_by_a_few_levels_at_most(program, package, tmp_path):
     """Pillow chooses the order of its two passes by its version and the shape; each pass rounds."""
-    _, card = open_export("aoti", package)
+    _, metadata = open_export("aoti", package)
     path = tmp_path / "narrow.png"
     Image.fromarray(255 - load_digits().test.images[3, :, :, 0]).resize((33, 140)).save(path)
     done = classify(program, "--pixels", package, path)
     theirs = np.frombuffer(bytes.fromhex(done.stdout.split("\t")[1]), np.uint8).astype(int)
-    ours = fit_image(read_image(path, channels=1), card).reshape(-1).astype(int)
+    ours = preprocess(read_image(path, channels=1), metadata).reshape(-1).astype(int)
     assert np.abs(ours - theirs).max() <= 8
 
 

@@ -19,7 +19,7 @@ from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import build_model, open_data
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.export import TOLERANCE, classifier_of, compare, reference_predictor
+from convolve.export.export import TOLERANCE, compare, export_module, reference_predictor
 from convolve.export.formats import FORMATS, Pixels, Predictor, open_export, write_export
 from convolve.export.quantize import CALIBRATION_IMAGES, quantize
 from convolve.inference.metadata import metadata_of
@@ -122,7 +122,7 @@ def _folded(subject: BenchTarget, folder: Path) -> Predictor:
 def _exported(name: str, subject: BenchTarget, folder: Path) -> Predictor:
     path = folder / f"model{FORMATS[name].suffix}"
     if not path.exists():
-        write_export(name, classifier_of(subject.trained, name), metadata_of(subject.trained), path)
+        write_export(name, export_module(subject.trained, name), metadata_of(subject.trained), path)
     return open_export(name, path)[0]
 
 

@@ -1,1 +1,1 @@
-"""export."""
+"""Verified exports of a trained model for other programs."""

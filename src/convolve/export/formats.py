@@ -1,13 +1,12 @@
-"""Exported files: how each format is written, and how it is run again.
+"""Export formats: how each file is written and run.
 
-Every format takes uint8 pixels [N, H, W, C] with any N and gives float32 logits [N, classes]; the card is inside.
+Every file contains the model's metadata and maps uint8 pixels [N, H, W, C] with any N to float32 logits [N, classes].
+The graph includes normalization.
 
-    onnx         one frozen file: weights are constants of the graph; for onnxruntime and everything that reads ONNX
+    onnx         one file with the weights as constants of the graph, for onnxruntime and other ONNX runtimes
     pt2          torch.export's archive, for PyTorch
-    aoti         machine code for this CPU in one package (AOTInductor), for C++ without Python, and for PyTorch
-    safetensors  the weights alone with the card; for other programs that have the network's code
-
-The whole way from pixels to logits as one module: what is exported has no normalization left to forget.
+    aoti         machine code for this CPU in one package (AOTInductor), for C++ without Python and for PyTorch
+    safetensors  weights and metadata only, for programs that have the model's code
 """
 
 import copy
@@ -32,15 +31,16 @@ from convolve.errors import CheckpointError, ConvolveError, ExtraError
 from convolve.inference.metadata import METADATA_KEY, ModelMetadata
 
 
-class Classifier(nn.Module):
-    """uint8 pixels [N, H, W, C] to logits [N, classes], in plain memory layout on the CPU, for evaluation only."""
+class ExportModule(nn.Module):
+    """Map uint8 pixels [N, H, W, C] to logits [N, classes] on the CPU: normalization, then the model."""
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, transform: Transform) -> None:
+    def __init__(self, model: nn.Module, transform: Transform) -> None:
         super().__init__()
-        self.network = copy.deepcopy(network).to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        # The attribute is part of the tensor names inside exported files.
+        self.network = copy.deepcopy(model).to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in transform.std]))
         self.register_buffer(
             "shift", torch.tensor([-m / s for m, s in zip(transform.mean, transform.std, strict=True)])
@@ -48,7 +48,6 @@ class Classifier(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalize and classify."""
         images = pixels.to(torch.float32) * self.scale + self.shift
         logits: Tensor = self.network(images.permute(0, 3, 1, 2))
         return logits
@@ -63,55 +62,55 @@ _METADATA_FILE = f"{METADATA_KEY}.json"
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One export format: the end of its files' names, how to write one, how to run one if it has a graph."""
+    """File suffix of a format, and the functions that write and open such a file."""
 
     suffix: str
-    write: Callable[[Classifier, ModelMetadata, Path], None]
+    write: Callable[[ExportModule, ModelMetadata, Path], None]
     open: Callable[[Path], tuple[Predictor, ModelMetadata]]
     has_graph: bool = True
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporters' own notes to themselves: they are about their insides, not about the network."""
-    loud = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
-    levels = [logger.level for logger in loud]
-    for logger in loud:
+    """Silence warnings and log messages of the exporters; they concern internals, not the model."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loud, levels, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def trace(classifier: Classifier, card: ModelMetadata) -> torch.export.ExportedProgram:
-    """The classifier as a graph whose batch may have any size."""
-    channels, height, width = card.transform.shape
+def trace(module: ExportModule, metadata: ModelMetadata) -> torch.export.ExportedProgram:
+    """Trace a module into a graph with a dynamic batch size."""
+    channels, height, width = metadata.transform.shape
     example = torch.zeros((2, height, width, channels), dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
-    return torch.export.export(classifier, (example,), dynamic_shapes=({0: batch},))
+    return torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
 
 
 def require_onnx() -> None:
-    """An error that names the extra, where ONNX is not installed."""
-    for module in ("onnx", "onnxscript", "onnxruntime"):
+    """Raise an error that names the extra if ONNX is not installed."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
-            import_module(module)
+            import_module(name)
         except ImportError:
-            raise ExtraError(f"--format onnx (module {module})", "export") from None
+            raise ExtraError(f"--format onnx (module {name})", "export") from None
 
 
-def _write_onnx(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
+def _write_onnx(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
     require_onnx()
     program = torch.onnx.export(
-        trace(classifier, card), dynamo=True, input_names=["pixels"], output_names=["logits"], verbose=False
+        trace(module, metadata), dynamo=True, input_names=["pixels"], output_names=["logits"], verbose=False
     )
     if program is None:
-        raise ConvolveError(f"{path}: torch gave no ONNX program; use another --format")
-    program.model.metadata_props.update(card.to_strings())
+        raise ConvolveError(f"{path}: torch returned no ONNX program; use another --format")
+    program.model.metadata_props.update(metadata.to_strings())
     program.save(str(path), external_data=False)
 
 
@@ -131,8 +130,8 @@ def _open_onnx(path: Path) -> tuple[Predictor, ModelMetadata]:
     return run, _read_metadata(session.get_modelmeta().custom_metadata_map, path)
 
 
-def _write_pt2(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
-    torch.export.save(trace(classifier, card), path, extra_files={_METADATA_FILE: card.to_json()})
+def _write_pt2(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
+    torch.export.save(trace(module, metadata), path, extra_files={_METADATA_FILE: metadata.to_json()})
 
 
 def _open_pt2(path: Path) -> tuple[Predictor, ModelMetadata]:
@@ -141,21 +140,21 @@ def _open_pt2(path: Path) -> tuple[Predictor, ModelMetadata]:
     return _torch_predictor(program.module()), _read_metadata({METADATA_KEY: extra[_METADATA_FILE]}, path)
 
 
-def _write_aoti(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
+def _write_aoti(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     try:
         with torch.no_grad():
             aoti_compile_and_package(
-                trace(classifier, card),
+                trace(module, metadata),
                 package_path=str(path.resolve()),
-                inductor_configs={"aot_inductor.metadata": card.to_strings()},
+                inductor_configs={"aot_inductor.metadata": metadata.to_strings()},
             )
-    except Exception as error:  # the compiler of the machine may fail in any way
-        first = str(error).strip().splitlines()[:1]
+    except Exception as error:  # the C++ compiler can fail in any way
+        first_line = str(error).strip().splitlines()[:1]
         raise ConvolveError(
-            f"--format aoti: the code cannot be compiled ({type(error).__name__}: {' '.join(first)[:160]}); "
-            "install a C++ compiler (g++), or use --format pt2"
+            f"--format aoti: compilation failed ({type(error).__name__}: {' '.join(first_line)[:160]}); "
+            "install a C++ compiler (g++) or use --format pt2"
         ) from error
 
 
@@ -166,22 +165,22 @@ def _open_aoti(path: Path) -> tuple[Predictor, ModelMetadata]:
     return _torch_predictor(package), _read_metadata(package.get_metadata(), path)
 
 
-def _write_safetensors(classifier: Classifier, card: ModelMetadata, path: Path) -> None:
-    tensors = {name: tensor.contiguous() for name, tensor in classifier.network.state_dict().items()}
-    save_file(tensors, path, metadata=card.to_strings())
+def _write_safetensors(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in module.network.state_dict().items()}
+    save_file(tensors, path, metadata=metadata.to_strings())
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], ModelMetadata]:
-    """Weights and card of an exported safetensors file."""
+    """Return the weights and metadata of an exported safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, _read_metadata(file.metadata() or {}, path)  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); export the run again") from None
+        raise CheckpointError(f"{path}: cannot read safetensors ({error}); export the run again") from None
 
 
 def _open_safetensors(path: Path) -> tuple[Predictor, ModelMetadata]:
-    raise CheckpointError(f"{path}: holds weights without a graph; give the run, or an onnx, pt2 or aoti export")
+    raise CheckpointError(f"{path}: contains weights only; give the run, or an onnx, pt2 or aoti export")
 
 
 def _torch_predictor(module: Callable[[torch.Tensor], torch.Tensor]) -> Predictor:
@@ -195,7 +194,7 @@ def _torch_predictor(module: Callable[[torch.Tensor], torch.Tensor]) -> Predicto
 
 def _read_metadata(strings: dict[str, str], path: Path) -> ModelMetadata:
     if not strings.get(METADATA_KEY):
-        raise CheckpointError(f"{path}: has no card of convolve in it; export the run with `convolve export`")
+        raise CheckpointError(f"{path}: contains no convolve metadata; export the run with `convolve export`")
     return ModelMetadata.from_json(strings[METADATA_KEY], str(path))
 
 
@@ -207,13 +206,13 @@ FORMATS: dict[str, ExportFormat] = {
 }
 
 
-def write_export(name: str, classifier: Classifier, card: ModelMetadata, path: Path) -> None:
-    """Write one file in a format."""
+def write_export(name: str, module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
+    """Write one file in the named format."""
     with quiet():
-        FORMATS[name].write(classifier, card, path)
+        FORMATS[name].write(module, metadata, path)
 
 
 def open_export(name: str, path: Path) -> tuple[Predictor, ModelMetadata]:
-    """A function from pixels to logits, and the card, from one file."""
+    """Open an exported file as a function from pixels to logits, with its metadata."""
     with quiet():
         return FORMATS[name].open(path)

@@ -1,8 +1,8 @@
-"""Eight-bit integers for ONNX files: weights and activations, calibrated on training images.
+"""Quantize ONNX files to int8: weights and activations, calibrated on training images.
 
-The arithmetic: q = round(x / scale) + zero with a scale for each output channel of a weight and one for each
-activation, taken from the range seen in calibration. Weights use seven bits: CPUs without VNNI add pairs of products in
-16 bits, which would overflow with eight, and a file should give the same answers on every machine.
+The arithmetic: q = round(x / scale) + zero, with one scale per output channel of a weight and one per activation, from
+the range seen in calibration. Weights use seven bits: CPUs without VNNI sum pairs of products in 16 bits, which would
+overflow with eight bits, and a file should give the same predictions on every machine.
 """
 
 import logging
@@ -17,36 +17,33 @@ CALIBRATION_IMAGES = 512
 CALIBRATION_BATCH = 32
 
 
-class _Reader:
-    """Gives the calibrator one batch after the other."""
-
+class _CalibrationReader:
     def __init__(self, batches: Sequence[Pixels]) -> None:
         self._batches: Iterator[Pixels] = iter(batches)
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next batch, or None after the last one."""
         batch = next(self._batches, None)
         return None if batch is None else {"pixels": batch}
 
 
-def quantize(source: Path, target: Path, card: ModelMetadata, images: Pixels) -> None:
-    """Write the eight-bit form of an ONNX file, calibrated on the first images given."""
+def quantize(source: Path, target: Path, metadata: ModelMetadata, images: Pixels) -> None:
+    """Write the int8 version of an ONNX file, calibrated on the first `CALIBRATION_IMAGES` images."""
     require_onnx()
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-    CalibrationDataReader.register(_Reader)
-    chosen = images[:CALIBRATION_IMAGES]
-    batches = [chosen[start : start + CALIBRATION_BATCH] for start in range(0, len(chosen), CALIBRATION_BATCH)]
+    CalibrationDataReader.register(_CalibrationReader)
+    images = images[:CALIBRATION_IMAGES]
+    batches = [images[start : start + CALIBRATION_BATCH] for start in range(0, len(images), CALIBRATION_BATCH)]
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # the quantizer speaks through the root logger
+    root.setLevel(logging.ERROR)  # the quantizer logs to the root logger
     try:
         with quiet():
             quantize_static(
                 str(source),
                 str(target),
-                _Reader(batches),
+                _CalibrationReader(batches),
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
                 reduce_range=True,
@@ -56,5 +53,5 @@ def quantize(source: Path, target: Path, card: ModelMetadata, images: Pixels) ->
     finally:
         root.setLevel(level)
     model = onnx.load(str(target))
-    onnx.helper.set_model_props(model, card.to_strings())
+    onnx.helper.set_model_props(model, metadata.to_strings())
     onnx.save(model, str(target))

@@ -1,11 +1,11 @@
-"""`convolve predict`: classify pictures with a trained network.
+"""The one classifier behind `convolve predict` and `convolve serve`.
 
-A network in service: pixels in, probabilities out, and the reasons on request.
+A `Classifier` is the model of one checkpoint with its batch norms folded. It maps uint8 pixels [N, H, W, C] to
+probabilities [N, classes] and explains predictions with Grad-CAM.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
@@ -16,23 +16,59 @@ import torch
 from convolve import device
 from convolve.data.dataset import Images
 from convolve.data.image_io import read_image
-from convolve.engine.evaluate import eval_mode
 from convolve.errors import ConvolveError, DataError
 from convolve.files import replace_file
-from convolve.inference.gradcam import Heat, explain, paint
+from convolve.inference.gradcam import Heatmaps, grad_cam, overlay_png
 from convolve.inference.metadata import ModelMetadata, metadata_of
-from convolve.inference.preprocess import fit_image
+from convolve.inference.preprocess import preprocess
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.models.network import Network
-from convolve.runs.load import TrainedModel, choose_checkpoint, load_trained
+from convolve.runs.load import choose_checkpoint, load_trained
 
-BATCH = 256
+BATCH_SIZE = 256
+Probabilities = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained model, ready for inference. `version` is the name of its checkpoint."""
+
+    version: str
+    metadata: ModelMetadata
+    model: Network
+
+    @classmethod
+    def load(cls, checkpoint: Path, threads: int | None = None) -> "Classifier":
+        """Load a checkpoint folder on the device of its config, fold its batch norms and set the CPU threads."""
+        trained = load_trained(checkpoint)
+        device.configure(threads or trained.config.run.threads)
+        return cls(checkpoint.name, metadata_of(trained), fold_batch_norms(trained.network))
+
+    def classify(self, pixels: Images) -> Probabilities:
+        """Return probabilities [N, classes] of pixels [N, H, W, C]."""
+        with torch.inference_mode():
+            logits = self.model(self._to_input(pixels))
+            return np.asarray(logits.float().softmax(dim=1).cpu(), np.float32)
+
+    def explain(self, pixels: Images, classes: npt.NDArray[np.int64]) -> Heatmaps:
+        """Return Grad-CAM heatmaps [N, H, W] of one class for each image."""
+        images = self._to_input(pixels)
+        return grad_cam(self.model, images, torch.from_numpy(classes).to(images.device))
+
+    def warm_up(self) -> None:
+        """Run two batches so the first request does not pay for one-time initialization."""
+        channels, height, width = self.metadata.transform.shape
+        for size in (1, 2):
+            self.classify(np.zeros((size, height, width, channels), np.uint8))
+
+    def _to_input(self, pixels: Images) -> torch.Tensor:
+        return self.metadata.transform(torch.from_numpy(pixels).to(next(self.model.parameters()).device))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network sees in one picture; the classes stand in order of probability."""
+    """Prediction for one image file, with all classes in order of probability."""
 
     file: str
     label: str
@@ -43,135 +79,93 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictReport:
-    """Predictions in the order given, and the pictures that could not be read."""
+    """Predictions in input order, and the error of each image that could not be read."""
 
     predictions: list[Prediction]
     failures: dict[str, str]
 
 
+def rank_classes(probabilities: npt.NDArray[np.float32], classes: tuple[str, ...]) -> dict[str, float]:
+    """Return the probabilities of one image by class name, highest first."""
+    order = np.argsort(-probabilities, kind="stable")
+    return {classes[index]: float(probabilities[index]) for index in order}
+
+
 def list_images(paths: Iterable[Path]) -> list[Path]:
-    """The files named, and those inside folders named, in a fixed order."""
-    found: list[Path] = []
+    """Return the given files and all files inside the given folders, in a fixed order."""
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(item for item in path.rglob("*") if item.is_file() and not item.name.startswith("."))
+            files += sorted(item for item in path.rglob("*") if item.is_file() and not item.name.startswith("."))
         else:
-            found.append(path)
-    if not found:
-        raise DataError(
-            f"{', '.join(map(str, paths)) or 'no path'}: no picture there; give picture files or a folder of them"
-        )
-    return found
+            files.append(path)
+    if not files:
+        raise DataError(f"{', '.join(map(str, paths)) or 'no path'}: no image found; give image files or a folder")
+    return files
 
 
 def predict(
     run: Path, paths: list[Path], console: Console, *, invert: bool | None = None, explain_dir: Path | None = None
 ) -> PredictReport:
-    """Classify pictures in batches; one that cannot be read is reported, and the rest go on.
+    """Classify images in batches. An unreadable image is reported and the others are still classified.
 
     Args:
-        explain_dir: folder for pictures that show where the network found its evidence (Grad-CAM).
+        invert: for digits, True if the ink is darker than the paper; None: detected in each image.
+        explain_dir: folder for Grad-CAM images.
     """
-    trained = load_trained(choose_checkpoint(run))
-    device.configure(trained.config.run.threads)
-    trained = replace(trained, network=fold_batch_norms(trained.network))
-    pictures = list_images(paths)
+    classifier = Classifier.load(choose_checkpoint(run))
+    files = list_images(paths)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []
-    for start in range(0, len(pictures), BATCH):
-        console.progress("predict", start, len(pictures))
-        inputs = _read(pictures[start : start + BATCH], trained, invert, failures)
+    for start in range(0, len(files), BATCH_SIZE):
+        console.progress("predict", start, len(files))
+        inputs = _read(files[start : start + BATCH_SIZE], classifier.metadata, invert, failures)
         if inputs:
-            pixels = torch.from_numpy(np.stack(list(inputs.values())))
-            shares = _classify(trained, pixels)
-            explained = [None] * len(inputs) if explain_dir is None else _explain(trained, inputs, shares, explain_dir)
-            predictions += map(partial(_describe, trained.classes), inputs, shares, explained)
+            predictions += _predict_batch(classifier, inputs, explain_dir)
     return PredictReport(predictions, failures)
 
 
 def _read(
-    paths: list[Path], trained: TrainedModel, invert: bool | None, failures: dict[str, str]
-) -> dict[Path, npt.NDArray[np.uint8]]:
-    card = metadata_of(trained)
+    files: list[Path], metadata: ModelMetadata, invert: bool | None, failures: dict[str, str]
+) -> dict[Path, Images]:
     inputs = {}
-    for path in paths:
+    for path in files:
         try:
-            inputs[path] = fit_image(read_image(path, channels=card.transform.channels), card, invert)
+            inputs[path] = preprocess(read_image(path, channels=metadata.transform.channels), metadata, invert)
         except DataError as error:
             failures[str(path)] = str(error)
     return inputs
 
 
-def _classify(trained: TrainedModel, pixels: torch.Tensor) -> torch.Tensor:
-    where = next(trained.network.parameters()).device
-    with eval_mode(trained.network):
-        shares: torch.Tensor = trained.network(trained.transform(pixels.to(where))).softmax(dim=1).cpu()
-    return shares
+def _predict_batch(classifier: Classifier, inputs: dict[Path, Images], explain_dir: Path | None) -> list[Prediction]:
+    pixels = np.stack(list(inputs.values()))
+    probabilities = classifier.classify(pixels)
+    explanations: list[str | None] = [None] * len(inputs)
+    if explain_dir is not None:
+        heatmaps = classifier.explain(pixels, probabilities.argmax(axis=1))
+        explanations = [*_write_overlays(inputs, heatmaps, explain_dir)]
+    predictions = []
+    for path, row, explanation in zip(inputs, probabilities, explanations, strict=True):
+        ranked = rank_classes(row, classifier.metadata.classes)
+        label = next(iter(ranked))
+        predictions.append(Prediction(str(path), label, ranked[label], ranked, explanation))
+    return predictions
 
 
-def _describe(classes: tuple[str, ...], path: Path, row: torch.Tensor, explained: str | None) -> Prediction:
-    ranked = row.argsort(descending=True).tolist()
-    probabilities = {classes[index]: float(row[index]) for index in ranked}
-    label = classes[ranked[0]]
-    return Prediction(str(path), label, probabilities[label], probabilities, explained)
-
-
-def _explain(
-    trained: TrainedModel, inputs: dict[Path, npt.NDArray[np.uint8]], shares: torch.Tensor, folder: Path
-) -> list[str]:
-    """Write one Grad-CAM picture for each input, and return their paths; equal names get a number."""
-    where = next(trained.network.parameters()).device
-    images = trained.transform(torch.from_numpy(np.stack(list(inputs.values()))).to(where))
-    heats = explain(trained.network, images, shares.argmax(dim=1).to(where))
+def _write_overlays(inputs: dict[Path, Images], heatmaps: Heatmaps, folder: Path) -> list[str]:
+    """Write one Grad-CAM image for each input and return the paths. Equal names get a number."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConvolveError(f"{folder}: cannot be made ({error.strerror}); choose another --explain") from error
+        raise ConvolveError(f"--explain {folder}: cannot create ({error.strerror}); choose another folder") from error
     written = []
-    for (path, pixels), heat in zip(inputs.items(), heats, strict=True):
-        target = _free_name(folder, path.stem)
-        replace_file(target, paint(pixels, heat))
+    for (path, pixels), heatmap in zip(inputs.items(), heatmaps, strict=True):
+        target = _unused_name(folder, path.stem)
+        replace_file(target, overlay_png(pixels, heatmap))
         written.append(str(target))
     return written
 
 
-def _free_name(folder: Path, stem: str) -> Path:
+def _unused_name(folder: Path, stem: str) -> Path:
     names = (folder / f"{stem}-explained{end}.png" for end in chain([""], map("-{}".format, count(2))))
     return next(path for path in names if not path.exists())
-
-
-Probabilities = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class ServableModel:
-    """One version of one named network. `version` is the name of its checkpoint."""
-
-    name: str
-    version: str
-    card: ModelMetadata
-    network: Network
-
-    def classify(self, pixels: Images) -> Probabilities:
-        """Probabilities [N, classes] of images [N, H, W, C]."""
-        with torch.inference_mode():
-            logits = self.network(self.card.transform(self._place(pixels)))
-            return np.asarray(logits.float().softmax(dim=1).cpu(), np.float32)
-
-    def explain(self, pixels: Images, answers: npt.NDArray[np.int64]) -> Heat:
-        """Where the evidence for the answers lies: heat maps [N, H, W]."""
-        images = self.card.transform(self._place(pixels))
-        return explain(self.network, images, torch.from_numpy(answers).to(images.device))
-
-    def warm_up(self) -> None:
-        """Run once, so that the first client does not wait for one-time work."""
-        channels, height, width = self.card.transform.shape
-        for size in (1, 2):
-            self.classify(np.zeros((size, height, width, channels), np.uint8))
-
-    def _place(self, pixels: Images) -> torch.Tensor:
-        return torch.from_numpy(pixels).to(next(self.network.parameters()).device)
-
-
-Reload = Callable[[str | None], ServableModel | None]
-"""Given the version in service, the model that should take its place, or None if that is still the right one."""

@@ -1,10 +1,8 @@
-"""The card of a trained network: what anybody needs who has the weights and nothing else.
+"""Metadata of a trained model: everything beyond the weights that classification needs.
 
-It travels inside every exported file, so that a file alone is enough to classify a picture: the class names, the size
-and normalization of the input, and how a picture becomes that input ("digit": centered as MNIST does it; "photo":
-scaled and cut to the middle).
-
-`convolve export`: a trained network as a file for other programs, proven before it gets its name.
+Every exported file contains it, so a file alone is enough to classify an image: the class names, the size and
+normalization of the input, and how an image is fitted to that input ("digit": centered as in MNIST; "photo": resized
+and center-cropped).
 """
 
 import json
@@ -24,7 +22,7 @@ _FITS = ("digit", "photo")
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """Names and numbers that belong to the weights of one network."""
+    """Class names and input format of one model. The field names are the JSON keys inside exported files."""
 
     model: str
     classes: tuple[str, ...]
@@ -34,11 +32,11 @@ class ModelMetadata:
     convolve: str
 
     def to_json(self) -> str:
-        """The card as one line of text."""
+        """Return one line of JSON."""
         return json.dumps({"format": FORMAT, **asdict(self), "transform": self.transform.to_json()}, sort_keys=True)
 
     def to_strings(self) -> dict[str, str]:
-        """The card for readers without JSON: plain strings, the class names one to a line."""
+        """Return the metadata as plain strings for readers without a JSON parser, class names one per line."""
         channels, height, width = self.transform.shape
         return {
             METADATA_KEY: self.to_json(),
@@ -49,38 +47,32 @@ class ModelMetadata:
         }
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> "ModelMetadata":
-        """The card in a text; `where` is the file, as a message should name it."""
+    def from_json(cls, text: str, source: str) -> "ModelMetadata":
+        """Parse `to_json` output; `source` names the file in error messages."""
         try:
             stored: Mapping[str, Any] = json.loads(text)
             if stored["format"] != FORMAT or stored["fit"] not in _FITS:
                 raise ValueError(f"format {stored['format']}, fit {stored['fit']}")
-            transform = Transform.from_json(stored["transform"])
-            classes = tuple(str(name) for name in stored["classes"])
             return cls(
-                str(stored["model"]),
-                classes,
-                transform,
-                str(stored["fit"]),
-                int(stored["step"]),
-                str(stored["convolve"]),
+                model=str(stored["model"]),
+                classes=tuple(str(name) for name in stored["classes"]),
+                transform=Transform.from_json(stored["transform"]),
+                fit=str(stored["fit"]),
+                step=int(stored["step"]),
+                convolve=str(stored["convolve"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{where}: its card cannot be read ({error}); export the run again") from None
-
-
-def choose_fit(transform: Transform) -> str:
-    """How pictures become the input of a network: square gray inputs are digits, all else photographs."""
-    return "digit" if transform.channels == 1 and transform.height == transform.width else "photo"
+            raise CheckpointError(f"{source}: cannot read its metadata ({error}); export the run again") from None
 
 
 def metadata_of(trained: TrainedModel) -> ModelMetadata:
-    """The card of a trained network."""
+    """Return the metadata of a trained model. Square gray inputs are digits, all others photos."""
+    transform = trained.transform
     return ModelMetadata(
-        trained.config.model.model,
-        trained.classes,
-        trained.transform,
-        choose_fit(trained.transform),
-        trained.step,
-        __version__,
+        model=trained.config.model.model,
+        classes=trained.classes,
+        transform=transform,
+        fit="digit" if transform.channels == 1 and transform.height == transform.width else "photo",
+        step=trained.step,
+        convolve=__version__,
     )

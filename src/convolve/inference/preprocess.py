@@ -1,6 +1,7 @@
-"""Single pictures for prediction: any common image file as uint8 pixels, and a digit in the form of MNIST.
+"""Fit any decoded image to the input of a model.
 
-From the picture that somebody gives to the pixels that a network was trained on.
+A digit is prepared as in MNIST: light ink on black, scaled into a 20/28 box and centered by its center of mass. A photo
+is resized and center-cropped as in validation.
 """
 
 import numpy as np
@@ -12,25 +13,50 @@ from convolve.data.transforms.normalize import Transform
 from convolve.inference.metadata import ModelMetadata
 
 _LUMA = np.array((299, 587, 114), np.int64)
-_INK_BOX = 20 / 28  # MNIST keeps the ink in 20 of 28 pixels
+_INK_BOX = 20 / 28  # MNIST scales the ink into 20 of 28 pixels
 _MIN_INK = 0.3
 
 
-def fit_digit(image: Images, size: int, invert: bool | None) -> Images:
-    """A picture [H, W, C] of one digit as [size, size, 1], light on dark, as MNIST prepares its digits.
-
-    The paper becomes 0, the ink keeps its contrast to the paper and its proportions, fills 20/28 of the size and is
-    centered by its center of mass. A picture that already has the size and is light on dark is returned as it is.
+def preprocess(image: Images, metadata: ModelMetadata, invert: bool | None = None) -> Images:
+    """Return an image [H, W, C] of any size as model input.
 
     Args:
-        invert: whether the ink is darker than the paper; None: found out from the border.
+        invert: for digits, True if the ink is darker than the paper; None: detected from the border.
+    """
+    if metadata.fit == "digit":
+        return fit_digit(image, metadata.transform.height, invert)
+    return fit_photo(image, metadata.transform)
+
+
+def fit_photo(image: Images, transform: Transform) -> Images:
+    """Center-crop the fraction of a photo that the transform specifies, and resize it.
+
+    An image that already has the input size is returned unchanged.
+    """
+    if image.shape[:2] == (transform.height, transform.width):
+        return image
+    top, left, height, width = center_box(image.shape[:2], transform.crop_share)
+    crop = image[top : top + height, left : left + width]
+    photo = Image.fromarray(crop[..., 0] if transform.channels == 1 else crop)
+    resized = photo.resize((transform.width, transform.height), Image.Resampling.BILINEAR)
+    return np.array(resized).reshape(transform.height, transform.width, transform.channels)
+
+
+def fit_digit(image: Images, size: int, invert: bool | None) -> Images:
+    """Return an image [H, W, C] of one digit as [size, size, 1], prepared as in MNIST.
+
+    The paper becomes 0 and the ink keeps its contrast to the paper and its proportions. An image that already has the
+    size and is light on dark is returned unchanged.
+
+    Args:
+        invert: True if the ink is darker than the paper; None: detected from the border.
     """
     gray = _to_gray(image)
     dark_on_light = _is_dark_on_light(gray) if invert is None else invert
     if gray.shape == (size, size) and not dark_on_light:
         return gray[..., np.newaxis]
-    ink = _lift_ink(255 - gray if dark_on_light else gray)
-    return _place(_scale(_crop(ink), round(size * _INK_BOX)), size)[..., np.newaxis]
+    ink = _subtract_paper(255 - gray if dark_on_light else gray)
+    return _center(_resize(_crop(ink), round(size * _INK_BOX)), size)[..., np.newaxis]
 
 
 def _to_gray(image: Images) -> Images:
@@ -44,14 +70,14 @@ def _border(gray: Images) -> Images:
 
 
 def _is_dark_on_light(gray: Images) -> bool:
-    """Whether most of the border is on the brighter side of the best cut between the picture's two shades."""
+    """Return True if most of the border is brighter than Otsu's threshold."""
     if gray.min() == gray.max():
         return bool(gray.flat[0] > 127)
-    return float((_border(gray) > _find_cut(gray)).mean()) > 0.5
+    return float((_border(gray) > _otsu_threshold(gray)).mean()) > 0.5
 
 
-def _find_cut(gray: Images) -> int:
-    """Otsu's threshold: the cut that separates two shades best."""
+def _otsu_threshold(gray: Images) -> int:
+    """Return the threshold that maximizes the variance between the two classes (Otsu 1979)."""
     counts = np.bincount(gray.reshape(-1), minlength=256).astype(np.float64)
     below, total = np.cumsum(counts), float(gray.size)
     moment = np.cumsum(counts * np.arange(256))
@@ -60,35 +86,35 @@ def _find_cut(gray: Images) -> int:
     return int(np.argmax(np.nan_to_num(between, nan=0.0, posinf=0.0)))
 
 
-def _lift_ink(gray: Images) -> Images:
-    """Brightness above the paper, which is what most of the border shows."""
+def _subtract_paper(gray: Images) -> Images:
+    """Subtract the brightness of the paper, which is the median of the border."""
     paper = int(np.median(_border(gray)))
     return np.maximum(gray, paper) - np.uint8(paper)
 
 
 def _crop(ink: Images) -> Images:
-    """The box around the ink; paper grain, as seen at the border, does not count as ink."""
-    faintest = min(2.0 * float(np.percentile(_border(ink), 95)), _MIN_INK * float(ink.max()))
-    rows, columns = np.nonzero(ink > faintest)
+    """Crop to the bounding box of the ink. Noise as bright as that of the border is paper, not ink."""
+    threshold = min(2.0 * float(np.percentile(_border(ink), 95)), _MIN_INK * float(ink.max()))
+    rows, columns = np.nonzero(ink > threshold)
     if not len(rows):
         return ink
-    return np.where(ink > faintest, ink, np.uint8(0))[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    return np.where(ink > threshold, ink, np.uint8(0))[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
 
 
-def _scale(ink: Images, box: int) -> Images:
-    """The ink with its longer side at `box` pixels and the brightest pixel as bright as before."""
+def _resize(ink: Images, box: int) -> Images:
+    """Resize the longer side to `box` pixels, keeping the maximum brightness."""
     height, width = ink.shape
     longer = max(height, width)
     if longer == box:
         return ink
-    sides = (max(round(width * box / longer), 1), max(round(height * box / longer), 1))
-    small = np.asarray(Image.fromarray(ink).resize(sides, Image.Resampling.BICUBIC)).astype(np.float64)
-    gain = float(ink.max()) / max(float(small.max()), 1.0)
-    return np.clip(np.rint(small * gain), 0, 255).astype(np.uint8)
+    new_size = (max(round(width * box / longer), 1), max(round(height * box / longer), 1))
+    resized = np.asarray(Image.fromarray(ink).resize(new_size, Image.Resampling.BICUBIC)).astype(np.float64)
+    gain = float(ink.max()) / max(float(resized.max()), 1.0)
+    return np.clip(np.rint(resized * gain), 0, 255).astype(np.uint8)
 
 
-def _place(ink: Images, size: int) -> Images:
-    """The ink on an empty square, its center of mass in the middle as far as the edges allow."""
+def _center(ink: Images, size: int) -> Images:
+    """Place the ink on an empty square, its center of mass in the middle as far as the edges allow."""
     height, width = ink.shape
     weight = ink.astype(np.float64)
     total = weight.sum()
@@ -102,26 +128,3 @@ def _place(ink: Images, size: int) -> Images:
     canvas = np.zeros((size, size), np.uint8)
     canvas[top : top + height, left : left + width] = ink
     return canvas
-
-
-def fit_image(picture: Images, card: ModelMetadata, invert: bool | None = None) -> Images:
-    """A picture [H, W, C] in the size of the network's input.
-
-    Args:
-        invert: for digits, whether the ink is darker than the paper; None: found out from the border.
-    """
-    if card.fit == "digit":
-        return fit_digit(picture, card.transform.height, invert)
-    return fit_photo(picture, card.transform)
-
-
-def fit_photo(picture: Images, transform: Transform) -> Images:
-    """The middle of a photograph as validation sees it: the centered square of the share that the transform names,
-    resized. A picture that has the size of the input already is returned as it is."""
-    if picture.shape[:2] == (transform.height, transform.width):
-        return picture
-    top, left, tall, wide = center_box(picture.shape[:2], transform.crop_share)
-    part = picture[top : top + tall, left : left + wide]
-    image = Image.fromarray(part[..., 0] if transform.channels == 1 else part)
-    small = image.resize((transform.width, transform.height), Image.Resampling.BILINEAR)
-    return np.array(small).reshape(transform.height, transform.width, transform.channels)

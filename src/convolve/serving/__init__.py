@@ -1,1 +1,1 @@
-"""Trained networks in use: exported files, the batcher, the HTTP application and its page."""
+"""HTTP serving: requests, dynamic batching, routes, the server and its web page."""

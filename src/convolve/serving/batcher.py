@@ -1,8 +1,8 @@
-"""Dynamic batching: what arrives while the network works becomes its next batch.
+"""Dynamic batching: requests that arrive during a forward pass form the next batch.
 
-A first image waits at most `delay` for company, a batch has at most `largest_batch` images, and at most `queue` images
-wait. More are refused at once: a client that is told to come back is better off than one that waits in a queue that
-only grows. With `queue / throughput` the longest wait is known in advance.
+A first image waits at most `max_delay` seconds for others, a batch has at most `max_batch` images, and at most `queue`
+images wait. Further requests are rejected immediately instead of waiting in a growing queue, so no image waits longer
+than about `queue / throughput`.
 """
 
 import asyncio
@@ -17,119 +17,116 @@ import numpy as np
 
 from convolve.data.dataset import Images
 from convolve.errors import ConvolveError
-from convolve.inference.classifier import Probabilities, ServableModel
+from convolve.inference.classifier import Classifier, Probabilities
+from convolve.inference.gradcam import Heatmaps
 from convolve.serving.metrics import Metrics
-
-
-class OverloadedError(ConvolveError):
-    """More images are waiting than the server accepts."""
+from convolve.serving.requests import OverloadedError
 
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """How a batcher gathers: seconds of patience, images in a batch, images that may wait."""
+    """Limits of dynamic batching: delay in seconds, images in a batch, images in the queue."""
 
-    delay: float = 0.002
-    largest_batch: int = 64
+    max_delay: float = 0.002
+    max_batch: int = 64
     queue: int = 256
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _QueuedImage:
     pixels: Images
-    since: float
-    answer: "asyncio.Future[tuple[ServableModel, Probabilities]]"
+    arrival: float
+    result: "asyncio.Future[tuple[Classifier, Probabilities]]"
 
 
 class Batcher:
-    """Feeds one model. `model` may be replaced at any time; the batch under way ends with the one it began with."""
+    """Batches the requests of one model. `classifier` may be replaced at any time; running batches keep the old one."""
 
-    def __init__(self, model: ServableModel, pace: BatchPolicy, metrics: Metrics) -> None:
-        self.model = model
-        self.pace = pace
+    def __init__(self, name: str, classifier: Classifier, policy: BatchPolicy, metrics: Metrics) -> None:
+        self.name = name
+        self.classifier = classifier
+        self.policy = policy
         self._metrics = metrics
-        self._line: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedImage] = deque()
         self._arrival = asyncio.Event()
         self._running = 0
         self._admitted = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"model-{model.name}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"model-{name}")
 
     @property
-    def waiting(self) -> int:
-        """Images that wait or are being classified."""
-        return len(self._line) + self._running
+    def pending(self) -> int:
+        """Number of images that are queued or being classified."""
+        return len(self._queue) + self._running
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Room for one request, from its head to its answer; without room it is refused before its body is read."""
-        if self._admitted >= self.pace.queue:
-            raise OverloadedError(f"{self._admitted} requests are under way already; try again later")
+        """Count a request from its header to its response. Raise OverloadedError before its body is read."""
+        if self._admitted >= self.policy.queue:
+            raise OverloadedError(f"{self._admitted} requests are in progress; try again later")
         self._admitted += 1
         try:
             yield
         finally:
             self._admitted -= 1
 
-    async def classify(self, images: list[Images]) -> tuple[ServableModel, Probabilities]:
-        """Probabilities for some images, and the model that gave them (one model for all of them)."""
-        if self.waiting + len(images) > self.pace.queue:
-            raise OverloadedError(f"{self.waiting} images are waiting already; try again later")
+    async def classify(self, images: list[Images]) -> tuple[Classifier, Probabilities]:
+        """Return the probabilities of some images and the classifier that computed the last of them."""
+        if self.pending + len(images) > self.policy.queue:
+            raise OverloadedError(f"{self.pending} images are queued; try again later")
         loop, now = asyncio.get_running_loop(), time.perf_counter()
-        waiting = [_Waiting(pixels, now, loop.create_future()) for pixels in images]
-        self._line.extend(waiting)
+        queued = [_QueuedImage(pixels, now, loop.create_future()) for pixels in images]
+        self._queue.extend(queued)
         self._arrival.set()
-        answers = await asyncio.gather(*(one.answer for one in waiting))
-        return answers[-1][0], np.stack([shares for _, shares in answers])
+        results = await asyncio.gather(*(image.result for image in queued))
+        return results[-1][0], np.stack([row for _, row in results])
 
-    async def explain(self, model: ServableModel, images: Images, shares: Probabilities) -> Images:
-        """Heat maps for the answers given, in turn with the batches."""
-        answers = shares.argmax(axis=1).astype(np.int64)
+    async def explain(self, classifier: Classifier, pixels: Images, probabilities: Probabilities) -> Heatmaps:
+        """Return heatmaps of the predicted classes, computed in turn with the batches."""
+        classes = probabilities.argmax(axis=1).astype(np.int64)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, model.explain, images, answers)  # type: ignore[arg-type]
+        return await loop.run_in_executor(self._thread, classifier.explain, pixels, classes)
 
     async def run(self) -> None:
-        """Form batches and answer them, for ever."""
+        """Form batches and classify them until cancelled."""
         while True:
-            await self._gather()
-            batch = [self._line.popleft() for _ in range(min(len(self._line), self.pace.largest_batch))]
-            batch = [one for one in batch if not one.answer.done()]
+            await self._wait_for_batch()
+            size = min(len(self._queue), self.policy.max_batch)
+            batch = [image for image in (self._queue.popleft() for _ in range(size)) if not image.result.done()]
             if batch:
-                await self._answer(batch)
+                await self._classify_batch(batch)
 
-    async def _gather(self) -> None:
-        """Wait for a first image, and then for company until the batch is full or patience ends."""
-        while not self._line:
+    async def _wait_for_batch(self) -> None:
+        """Wait for the first image, then until the batch is full or the delay expires."""
+        while not self._queue:
             self._arrival.clear()
             await self._arrival.wait()
-        end = self._line[0].since + self.pace.delay
-        while self._line and len(self._line) < self.pace.largest_batch and (left := end - time.perf_counter()) > 0:
+        deadline = self._queue[0].arrival + self.policy.max_delay
+        while len(self._queue) < self.policy.max_batch and (remaining := deadline - time.perf_counter()) > 0:
             self._arrival.clear()
             try:
-                await asyncio.wait_for(self._arrival.wait(), left)
-            except TimeoutError:
-                return
-            except asyncio.TimeoutError:  # another class before Python 3.11
+                await asyncio.wait_for(self._arrival.wait(), remaining)
+            except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
                 return
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
-        model, loop = self.model, asyncio.get_running_loop()
+    async def _classify_batch(self, batch: list[_QueuedImage]) -> None:
+        classifier, loop = self.classifier, asyncio.get_running_loop()
         self._running = len(batch)
         try:
-            pixels = np.stack([one.pixels for one in batch])
-            shares = await loop.run_in_executor(self._thread, model.classify, pixels)
-        except Exception as error:  # whatever it is, it belongs to these requests, and the others must go on
-            for one in batch:
-                if not one.answer.done():
-                    one.answer.set_exception(ConvolveError(f"the network failed ({type(error).__name__}: {error})"))
+            pixels = np.stack([image.pixels for image in batch])
+            probabilities = await loop.run_in_executor(self._thread, classifier.classify, pixels)
+        except Exception as error:  # any failure belongs to these requests only
+            for image in batch:
+                if not image.result.done():
+                    image.result.set_exception(ConvolveError(f"model failed ({type(error).__name__}: {error})"))
             return
         finally:
             self._running = 0
         self._metrics.batches.observe(len(batch))
-        self._metrics.classified(model.name, len(batch))
-        for one, row in zip(batch, shares, strict=True):
-            if not one.answer.done():
-                one.answer.set_result((model, row))
+        self._metrics.count_images(self.name, len(batch))
+        for image, row in zip(batch, probabilities, strict=True):
+            if not image.result.done():
+                image.result.set_result((classifier, row))
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Shut down the inference thread."""
         self._thread.shutdown(wait=False)

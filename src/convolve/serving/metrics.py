@@ -1,4 +1,4 @@
-"""Counters and histograms in the text format that Prometheus reads."""
+"""Counters and histograms in the Prometheus text format."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Histogram:
-    """How often a value was at most each of some bounds, and the sum of all values."""
+    """Cumulative histogram with fixed bounds, and the sum of all values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -17,13 +17,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self._sum += value
-        place = next((index for index, bound in enumerate(self._bounds) if value <= bound), len(self._bounds))
-        self._counts[place] += 1
+        bucket = next((index for index, bound in enumerate(self._bounds) if value <= bound), len(self._bounds))
+        self._counts[bucket] += 1
 
     def lines(self, name: str) -> Iterator[str]:
-        """The lines of the exposition."""
+        """Yield the lines of the text format."""
         total = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -33,7 +32,7 @@ class Histogram:
 
 
 class Metrics:
-    """What one server counts."""
+    """Metrics of one server."""
 
     def __init__(self) -> None:
         self._requests: dict[Labels, int] = defaultdict(int)
@@ -43,24 +42,23 @@ class Metrics:
         self.accepted = 0
         self.reloads = 0
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
-        """Count one answer."""
+    def count_response(self, path: str, status: int, seconds: float) -> None:
+        """Count a response and, for /predict, its latency."""
         self._requests[(("path", path), ("status", str(status)))] += 1
         if path == "/predict":
             self.latency.observe(seconds)
 
-    def classified(self, model: str, images: int) -> None:
-        """Count images that a model has answered."""
+    def count_images(self, model: str, images: int) -> None:
         self._images[(("model", model),)] += images
 
     def render(self, gauges: dict[str, float]) -> str:
-        """All of it as text; `gauges` are values of this moment."""
+        """Return all metrics as text; `gauges` are current values."""
         lines = []
-        for name, what, series in (
-            ("convolve_requests_total", "answers by path and status", self._requests),
+        for name, description, series in (
+            ("convolve_requests_total", "responses by path and status", self._requests),
             ("convolve_images_total", "images classified by model", self._images),
         ):
-            lines += [f"# HELP {name} {what}", f"# TYPE {name} counter"]
+            lines += [f"# HELP {name} {description}", f"# TYPE {name} counter"]
             lines += [f"{name}{_render_labels(labels)} {value}" for labels, value in sorted(series.items())]
         for name, count in (("accepted", self.accepted), ("reloads", self.reloads)):
             lines += [f"# TYPE convolve_{name}_total counter", f"convolve_{name}_total {count}"]

@@ -1,7 +1,8 @@
-"""What clients send: bodies within limits of size and time, and the pictures in them.
+"""Request bodies: reading them within limits of size and time, and the images inside.
 
-A body is one picture, a multipart form of pictures, or JSON with pictures in base64. File names that clients send are
-never used as paths: they are labels in answers, shortened and stripped. Addresses are never fetched.
+A body is one image, a multipart form of images, or JSON with images in base64. File names from clients are never used
+as paths, only as labels in responses, shortened and cleaned. URLs are never fetched. Every rejected request is a
+`RequestError` with its HTTP status.
 """
 
 import asyncio
@@ -17,12 +18,13 @@ from convolve.errors import ConvolveError
 
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'filename="([^"\r\n]{0,200})"', re.IGNORECASE)
-_MAX_HEAD = 4096
+_MAX_PART_HEADER = 4096
+_TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes: sizes in bytes, images and pixels, times in seconds."""
+    """Limits of the server, in bytes, images, pixels, connections and seconds."""
 
     body_bytes: int = 16 * 1024 * 1024
     all_bodies_bytes: int = 256 * 1024 * 1024
@@ -35,46 +37,76 @@ class Limits:
 
 
 class RequestError(ConvolveError):
-    """A request that gets an answer other than 200; `status` is its HTTP status."""
+    """A request that is rejected with an HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
 
+class OverloadedError(RequestError):
+    """A request that exceeds the capacity of the server at the moment."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(429, reason)
+
+
 @dataclass(frozen=True)
 class UploadedImage:
-    """One picture as it came, and what to call it in the answer."""
+    """One encoded image and its label in the response."""
 
     name: str
     data: bytes
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of a prediction: number of classes (None: all), inversion, and the images to return."""
+
+    top: int | None
+    invert: bool | None
+    input: bool
+    explain: bool
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> "PredictOptions":
+        """Read the options from query parameters and JSON values."""
+
+        def flag(name: str) -> bool:
+            return str(values.get(name, "")).lower() in _TRUE
+
+        top = str(values.get("top", "")) or None
+        if top is not None and (not top.isdigit() or int(top) < 1):
+            raise RequestError(400, "top: must be a positive integer")
+        invert = flag("invert") if "invert" in values else None
+        return cls(int(top) if top else None, invert, flag("input"), flag("explain"))
+
+
 class BodyReader:
-    """Reads bodies; all that are under way together stay within one budget."""
+    """Reads request bodies within one memory budget for all of them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.held = 0
 
-    async def read(self, chunks: AsyncIterator[bytes], announced: str | None) -> bytes:
-        """A whole body, or a refusal as soon as a limit is passed. `release` gives its room back."""
+    async def read(self, chunks: AsyncIterator[bytes], content_length: str | None) -> bytes:
+        """Return a whole body, or raise as soon as a limit is exceeded. Call `release` when done with the body."""
         limits = self._limits
-        if announced is not None and (not announced.isdigit() or int(announced) > limits.body_bytes):
-            raise RequestError(413, f"a body of {announced[:20]} bytes: at most {limits.body_bytes} are accepted")
+        if content_length is not None and (not content_length.isdigit() or int(content_length) > limits.body_bytes):
+            raise RequestError(413, f"Content-Length {content_length[:20]}: at most {limits.body_bytes} bytes allowed")
         body = bytearray()
         try:
             await asyncio.wait_for(self._fill(body, chunks), limits.body_seconds)
         except asyncio.TimeoutError:
-            self._drop(body)
-            raise RequestError(408, f"the body took longer than {limits.body_seconds:g} s") from None
+            self._discard(body)
+            raise RequestError(408, f"body took longer than {limits.body_seconds:g} s") from None
         except BaseException:
-            self._drop(body)
+            self._discard(body)
             raise
         return bytes(body)
 
-    def _drop(self, body: bytearray) -> None:
-        """Give memory back at once: the refusal's traceback would keep the body alive until the next collection."""
+    def _discard(self, body: bytearray) -> None:
+        """Free the memory now: the traceback of the error would keep the body alive until the next collection."""
         self.held -= len(body)
         body.clear()
 
@@ -83,77 +115,81 @@ class BodyReader:
             body += chunk
             self.held += len(chunk)
             if len(body) > self._limits.body_bytes:
-                raise RequestError(413, f"a body of more than {self._limits.body_bytes} bytes is not accepted")
+                raise RequestError(413, f"body too large: at most {self._limits.body_bytes} bytes allowed")
             if self.held > self._limits.all_bodies_bytes:
-                raise RequestError(429, "too much data is being sent at once; try again later")
+                raise OverloadedError("too much data in transfer; try again later")
 
     def release(self, body: bytes) -> None:
-        """The body is no longer needed."""
+        """Return the memory of a body to the budget."""
         self.held -= len(body)
 
 
-def find_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[UploadedImage], dict[str, Any]]:
-    """The pictures in a body, and the options that a JSON body carries."""
-    kind = content_type.partition(";")[0].strip().lower()
+def parse_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[UploadedImage], dict[str, Any]]:
+    """Return the images in a body and the options that a JSON body contains."""
+    media_type = content_type.partition(";")[0].strip().lower()
     options: dict[str, Any] = {}
-    if kind == "application/json":
-        uploads, options = _from_json(body)
-    elif kind == "multipart/form-data":
-        uploads = _from_multipart(body, content_type)
-    elif kind.startswith("image/") or kind == "application/octet-stream":
-        uploads = [UploadedImage("picture", body)]
+    if media_type == "application/json":
+        uploads, options = _parse_json(body)
+    elif media_type == "multipart/form-data":
+        uploads = _parse_multipart(body, content_type)
+    elif media_type.startswith("image/") or media_type == "application/octet-stream":
+        uploads = [UploadedImage("image", body)]
     else:
-        raise RequestError(415, f"content type {kind[:60] or 'missing'}: send image/*, multipart/form-data or JSON")
-    if not uploads or not any(one.data for one in uploads):
-        raise RequestError(400, "there is no picture in the request")
+        raise RequestError(
+            415, f"Content-Type {media_type[:60] or 'missing'}: send image/*, multipart/form-data or application/json"
+        )
+    if not uploads or not any(upload.data for upload in uploads):
+        raise RequestError(400, "no image in the request")
     if len(uploads) > limits.images:
-        raise RequestError(413, f"{len(uploads)} pictures: at most {limits.images} in one request")
+        raise RequestError(413, f"{len(uploads)} images: at most {limits.images} allowed per request")
     return uploads, options
 
 
-def _from_json(body: bytes) -> tuple[list[UploadedImage], dict[str, Any]]:
+def _parse_json(body: bytes) -> tuple[list[UploadedImage], dict[str, Any]]:
     try:
-        given = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
-        raise RequestError(400, "the body is not JSON") from None
-    if not isinstance(given, dict):
+        raise RequestError(400, "invalid JSON") from None
+    if not isinstance(content, dict):
         raise RequestError(400, 'JSON must be an object such as {"images": ["<base64>"]}')
-    images = given.get("images", [given["image"]] if "image" in given else None)
-    if not isinstance(images, list) or not all(isinstance(one, str) for one in images):
+    images = content.get("images", [content["image"]] if "image" in content else None)
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise RequestError(400, 'JSON needs "image": "<base64>" or "images": ["<base64>", ...]')
-    return [UploadedImage(f"picture {number}", _decode(text)) for number, text in enumerate(images, 1)], given
+    return [UploadedImage(f"image {number}", _decode_base64(text)) for number, text in enumerate(images, 1)], content
 
 
-def _decode(text: str) -> bytes:
-    """Base64 with or without the head of a data address; anything else, such as a web address, is refused."""
+def _decode_base64(text: str) -> bytes:
+    """Decode base64 with or without the prefix of a data URL. Anything else, such as a web URL, is an error."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(400, "a picture is not base64 (addresses and paths are not fetched)") from None
+        raise RequestError(400, "image is not valid base64 (URLs and paths are not fetched)") from None
 
 
-def _from_multipart(body: bytes, content_type: str) -> list[UploadedImage]:
-    found = _BOUNDARY.search(content_type)
-    if not found:
+def _parse_multipart(body: bytes, content_type: str) -> list[UploadedImage]:
+    boundary = _BOUNDARY.search(content_type)
+    if not boundary:
         raise RequestError(400, "multipart without a boundary")
-    mark = b"--" + found[1].encode("latin-1", "replace")
-    parts = (b"\r\n" + body).split(b"\r\n" + mark)
+    delimiter = b"--" + boundary[1].encode("latin-1", "replace")
+    parts = (b"\r\n" + body).split(b"\r\n" + delimiter)
     if len(parts) < 2 or not parts[-1].startswith(b"--"):
         raise RequestError(400, "multipart without its closing boundary")
     uploads = []
     for part in parts[1:-1]:
-        head, gap, data = part.lstrip(b"\r\n").partition(b"\r\n\r\n")
-        if not gap or len(head) > _MAX_HEAD:
-            raise RequestError(400, "a part of the form has no head, or too long a one")
-        name = _NAME.search(head)
+        header, separator, data = part.lstrip(b"\r\n").partition(b"\r\n\r\n")
+        if not separator or len(header) > _MAX_PART_HEADER:
+            raise RequestError(
+                400, f"multipart part without a header, or with more than {_MAX_PART_HEADER} bytes of it"
+            )
+        name = _NAME.search(header)
         if name is not None:
             uploads.append(UploadedImage(clean_name(name[1].decode("utf-8", "replace")), data))
     return uploads
 
 
 def clean_name(name: str) -> str:
-    """A client's file name as a label: the last part of it, printable, short."""
+    """Turn a client's file name into a label: its last component, printable, at most 80 characters."""
     last = re.split(r"[\\/]", name)[-1]
-    return "".join(letter for letter in last if letter.isprintable())[:80] or "picture"
+    return "".join(letter for letter in last if letter.isprintable())[:80] or "image"

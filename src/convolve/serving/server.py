@@ -1,10 +1,10 @@
-"""The network side of the server: connections that say nothing are closed, and a signal drains before it ends.
+"""`convolve serve`: the uvicorn server around the application, and the options of the command.
 
-`convolve serve`: trained networks behind HTTP, each with the best checkpoint that its run has.
+Connections that do not send a complete header in time are closed. On a signal the server drains: readiness fails and
+connections are no longer kept alive, then it stops listening and finishes the requests in progress.
 """
 
 import asyncio
-import functools
 import ipaddress
 import re
 import signal
@@ -17,125 +17,120 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from convolve import __version__, device
+from convolve import __version__
 from convolve.errors import ConfigError, ExtraError
-from convolve.inference.classifier import Reload, ServableModel
-from convolve.inference.metadata import metadata_of
-from convolve.layers.fold import fold_batch_norms
+from convolve.inference.classifier import Classifier
 from convolve.loggers.base import Console
 from convolve.run_files import CHECKPOINTS_FOLDER, MANIFEST_FILE
-from convolve.runs.load import choose_checkpoint, load_trained
-from convolve.serving.app import Server
+from convolve.runs.load import choose_checkpoint
+from convolve.serving.batcher import BatchPolicy
 from convolve.serving.requests import Limits
 
+try:
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from convolve.serving.app import Reload, ServedModel, Server, Settings
+except ImportError as error:
+    raise ExtraError(f"serve (module {error.name})", "serve") from None
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 DRAIN_SECONDS = 1.0
 FINAL_WAIT_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 15
-SWITCH_SECONDS = 0.0005  # Python's own 5 ms would be the least delay of any answer beside a busy network
+SWITCH_SECONDS = 0.0005  # Python's default of 5 ms would delay every response while a forward pass runs
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection that must send a whole request head in time, and may be refused when there are too many."""
+    """A connection that must send a complete request header in time, limited in number."""
 
     limits = Limits()
-
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take the connection, or close it if there are too many."""
         if len(self.connections) >= self.limits.connections:
             transport.abort()
             return
         super().connection_made(transport)
-        self._start_clock()
+        self._start_timeout()
 
     def data_received(self, data: bytes) -> None:
-        """A new request begins its head: the clock runs until the head is complete."""
         if self.transport is None:
             return
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_clock()
+            self._start_timeout()
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        """The head is there; the limits of the body begin."""
-        self._stop_clock()
+        self._cancel_timeout()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._stop_clock()
+        self._cancel_timeout()
         if self.transport is not None:
             super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server ends: a request that is on its way over this connection is still answered."""
+        """Close an idle connection after a short wait, so a request that is already on its way is still served."""
         if self.cycle is not None and not self.cycle.response_complete:
             super().shutdown()
             return
-        self._stop_clock()
+        self._cancel_timeout()
         self._deadline = self.loop.call_later(FINAL_WAIT_SECONDS, self.transport.close)
 
-    def _start_clock(self) -> None:
+    def _start_timeout(self) -> None:
         self._deadline = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
 
-    def _stop_clock(self) -> None:
+    def _cancel_timeout(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
 
-def guard_connections(limits: Limits) -> type[GuardedProtocol]:
-    """The protocol with some limits."""
-    return type("LimitedProtocol", (GuardedProtocol,), {"limits": limits})
-
-
 class DrainingServer(uvicorn.Server):
-    """At a signal it first tells clients to leave (readyz fails, connections are not kept), and then stops."""
+    """A uvicorn server that drains on the first signal and stops immediately on the second."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, announce: Callable[[str], object]) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, log: Callable[[str], object]) -> None:
         super().__init__(config)
         self._server = server
-        self._announce = announce
+        self._log = log
         self.stopped_by: signal.Signals | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        """Open the port and say where."""
         await super().startup(sockets=sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            self._announce(f"serving on http://{shown}:{port}/")
+            self._log(f"serving on http://{shown}:{port}/")
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop listening, but answer whoever was let into the line before."""
-        spares = [one.dup() for server in self.servers for one in server.sockets]
-        rest = asyncio.create_task(self._accept_rest(spares))
+        """Stop listening, but serve the connections in the kernel's backlog."""
+        listeners = [listener.dup() for server in self.servers for listener in server.sockets]
+        backlog = asyncio.create_task(self._accept_backlog(listeners))
         await super().shutdown(sockets=sockets)
-        await rest
+        await backlog
 
-    async def _accept_rest(self, listeners: list[socket.socket]) -> None:
-        """Take the connections that the kernel had accepted already when listening ended."""
+    async def _accept_backlog(self, listeners: list[socket.socket]) -> None:
+        """Accept the connections that the kernel established before listening stopped."""
         loop, config = asyncio.get_running_loop(), self.config
-        make: Any = config.http_protocol_class
+        protocol_class: Any = config.http_protocol_class
+
+        def create_protocol() -> Any:
+            return protocol_class(config, self.server_state, self.lifespan.state, loop)
+
         for listener in listeners:
             listener.setblocking(False)
-            found = []
+            connections = []
             try:
                 while True:
-                    found.append(listener.accept()[0])
+                    connections.append(listener.accept()[0])
             except OSError:
                 listener.close()
-            for connection in found:
+            for connection in connections:
                 connection.setblocking(False)
-                protocol = make(config, self.server_state, self.lifespan.state, loop)
-                await loop.connect_accepted_socket(functools.partial(_itself, protocol), connection)
+                await loop.connect_accepted_socket(create_protocol, connection)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, stop at once at the second."""
         if self.stopped_by is not None:
             self.should_exit = self.force_exit = True
             return
@@ -147,11 +142,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _itself(protocol: Any) -> Any:
-    return protocol
-
-
-def allow_many_files() -> None:
+def raise_file_limit() -> None:
     """Raise the soft limit of open files to the hard one: every connection is a file."""
     if sys.platform == "win32":
         return
@@ -161,17 +152,17 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run_server(server: Server, host: str, port: int, announce: Callable[[str], object]) -> signal.Signals | None:
-    """Serve until a signal comes; returns it."""
-    allow_many_files()
-    warnings.filterwarnings("ignore", module="PIL")  # about odd metadata: the pixels count
+def run_server(server: Server, host: str, port: int, log: Callable[[str], object]) -> signal.Signals | None:
+    """Serve until a signal arrives, and return it."""
+    raise_file_limit()
+    warnings.filterwarnings("ignore", module="PIL")  # about odd metadata; the pixels are valid
     sys.setswitchinterval(SWITCH_SECONDS)
     limits = server.settings.limits
     config = uvicorn.Config(
         server.application(),
         host=host,
         port=port,
-        http=guard_connections(limits),
+        http=type("LimitedProtocol", (GuardedProtocol,), {"limits": limits}),
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -181,17 +172,14 @@ def run_server(server: Server, host: str, port: int, announce: Callable[[str], o
         timeout_graceful_shutdown=int(limits.request_seconds),
         backlog=2048,
     )
-    runner = DrainingServer(config, server, announce)
-    runner.run()
-    return runner.stopped_by
-
-
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+    draining_server = DrainingServer(config, server, log)
+    draining_server.run()
+    return draining_server.stopped_by
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What the command line can say about a server."""
+    """Options of `convolve serve`. `reload_seconds` None disables reloading."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -206,48 +194,48 @@ class ServeOptions:
     threads: int | None = None
 
 
-def parse_named(words: list[str]) -> dict[str, Path]:
-    """Runs by name, from `NAME=RUN` or `RUN`, which is then named like its folder."""
-    found: dict[str, Path] = {}
-    for word in words:
-        name, gap, path = word.partition("=")
-        folder = Path(path if gap else word)
-        name = name if gap else _name_of(folder)
+def parse_models(arguments: list[str]) -> dict[str, Path]:
+    """Return run folders by model name, from `NAME=RUN` or `RUN`; the latter is named after its folder."""
+    folders: dict[str, Path] = {}
+    for argument in arguments:
+        name, separator, path = argument.partition("=")
+        folder = Path(path if separator else argument)
+        name = name if separator else _run_folder(folder).name
         if not re.fullmatch(r"[\w.+@-]{1,80}", name):
             raise ConfigError(f"model name {name!r}: use letters, digits and . _ - + @, as in digits=runs/lenet-1")
-        if name in found:
-            raise ConfigError(f"model name {name}: given twice; name one of them with NAME=RUN")
-        found[name] = folder
-    return found
+        if name in folders:
+            raise ConfigError(f"model name {name}: used twice; rename one with NAME=RUN")
+        folders[name] = folder
+    return folders
 
 
-def _name_of(folder: Path) -> str:
-    whole = folder.resolve()
-    return whole.parent.parent.name if whole.parent.name == CHECKPOINTS_FOLDER else whole.name
+def _run_folder(folder: Path) -> Path:
+    """Return the run folder of a run or checkpoint folder."""
+    path = folder.resolve()
+    return path.parents[1] if path.parent.name == CHECKPOINTS_FOLDER else path
 
 
-def make_reload(name: str, folder: Path, threads: int | None = None) -> Reload:
-    """A function that loads the run's best checkpoint when it is another one than before."""
-    known: tuple[str, int] | None = None
+def make_reload(folder: Path, threads: int | None = None) -> Reload:
+    """Return a function that loads the run's best checkpoint the first time and whenever it changes."""
+    loaded: tuple[str, int] | None = None
 
-    def reload(version: str | None) -> ServableModel | None:
-        nonlocal known
+    def reload() -> Classifier | None:
+        nonlocal loaded
         path = choose_checkpoint(folder)
-        mark = (path.name, (path / MANIFEST_FILE).stat().st_mtime_ns if (path / MANIFEST_FILE).exists() else 0)
-        if version is not None and mark == known:
+        manifest = path / MANIFEST_FILE
+        signature = (path.name, manifest.stat().st_mtime_ns if manifest.exists() else 0)
+        if signature == loaded:
             return None
-        trained = load_trained(path)
-        device.configure(threads or trained.config.run.threads)
-        model = ServableModel(name, path.name, metadata_of(trained), fold_batch_norms(trained.network))
-        model.warm_up()
-        known = mark
-        return model
+        classifier = Classifier.load(path, threads)
+        classifier.warm_up()
+        loaded = signature
+        return classifier
 
     return reload
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return True if only this machine can reach an address."""
     if host in LOCAL_NAMES:
         return True
     try:
@@ -257,11 +245,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check(options: ServeOptions) -> None:
-    """Refuse what is unsafe or impossible before anything is loaded."""
+    """Reject unsafe or impossible options before anything is loaded."""
     if not is_loopback(options.host) and not options.token:
-        raise ConfigError(f"--host {options.host}: others could reach the server; give --token, or serve on 127.0.0.1")
+        raise ConfigError(f"--host {options.host}: reachable from other machines; add --token, or use 127.0.0.1")
     if options.token is not None and len(options.token) < 8:
-        raise ConfigError("--token: must have 8 characters or more")
+        raise ConfigError("--token: must have at least 8 characters")
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"--port {options.port}: must be 0 to 65535")
     for name in ("max_batch", "queue", "max_body_mb", "body_seconds"):
@@ -271,36 +259,25 @@ def check(options: ServeOptions) -> None:
         raise ConfigError(f"--max-delay-ms {options.max_delay_ms}: must be 0 or more")
 
 
-def serve(words: list[str], options: ServeOptions, console: Console) -> signal.Signals | None:
-    """Serve until a signal comes."""
+def serve(arguments: list[str], options: ServeOptions, console: Console) -> signal.Signals | None:
+    """Serve the models named by `[NAME=]RUN` arguments until a signal arrives, and return it."""
     check(options)
-    named = parse_named(words)
-    try:
-        from convolve.serving.app import ServedModel, Server, Settings
-    except ImportError as error:
-        raise ExtraError(f"serve (module {error.name})", "serve") from None
-    from convolve.serving.batcher import BatchPolicy
-    from convolve.serving.requests import Limits
-
-    services = {}
-    for name, folder in named.items():
-        reload = make_reload(name, folder, options.threads)
-        model = reload(None)
-        assert model is not None, "a first load gives a model"
-        services[name] = ServedModel(model, reload)
-        console.say(f"{name}: {model.card.model} of {folder}, {model.version}, {len(model.card.classes)} classes")
+    folders = parse_models(arguments)
+    models = {}
+    for name, folder in folders.items():
+        reload = make_reload(folder, options.threads)
+        classifier = reload()
+        assert classifier is not None, "the first call always loads"
+        models[name] = ServedModel(classifier, reload)
+        metadata = classifier.metadata
+        console.say(f"{name}: {metadata.model} of {folder}, {classifier.version}, {len(metadata.classes)} classes")
     settings = Settings(
         limits=Limits(body_bytes=int(options.max_body_mb * 2**20), body_seconds=options.body_seconds),
-        pace=BatchPolicy(options.max_delay_ms / 1000, options.max_batch, options.queue),
+        policy=BatchPolicy(options.max_delay_ms / 1000, options.max_batch, options.queue),
         token=options.token,
         hosts=LOCAL_NAMES if is_loopback(options.host) else None,
-        runs=options.runs or _parent_of_runs(next(iter(named.values()))),
+        runs=options.runs or _run_folder(next(iter(folders.values()))).parent,
         reload_seconds=options.reload_seconds,
         version=__version__,
     )
-    return run_server(Server(services, settings, console.say), options.host, options.port, console.say)
-
-
-def _parent_of_runs(folder: Path) -> Path:
-    whole = folder.resolve()
-    return whole.parents[2] if whole.parent.name == CHECKPOINTS_FOLDER else whole.parent
+    return run_server(Server(models, settings, console.say), options.host, options.port, console.say)

@@ -1,4 +1,4 @@
-"""Exported files compute what the network computes, and carry all that is needed to use them."""
+"""Exported files compute what the model computes and contain everything needed to use them."""
 
 import json
 import zipfile
@@ -15,7 +15,7 @@ from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.export import export
 from convolve.export.export import compare, reference_predictor, require_equal, sample_pixels
-from convolve.export.formats import FORMATS, Classifier, open_export, read_weights, write_export
+from convolve.export.formats import FORMATS, ExportModule, open_export, read_weights, write_export
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
@@ -26,7 +26,6 @@ from convolve.runs.load import choose_checkpoint, iter_test_batches, load_traine
 from digit_runs import digits_config
 from norm_steps import settle
 
-# Further networks join by name when the registry has them.
 PHOTO_MODELS = [name for name in ("resnet18", "efficientnet-b0") if name in registry.names()]
 
 SLOW_AOTI = pytest.param("aoti", marks=[pytest.mark.slow, pytest.mark.skipif(not which("g++"), reason="no g++")])
@@ -44,15 +43,15 @@ def exported(run_folder, tmp_path_factory):
     """The report of an export of the run; each format is written once."""
 
     @cache
-    def write(form):
-        place = tmp_path_factory.mktemp("exported") / f"out{FORMATS[form].suffix}"
-        return export.export(run_folder, form, SilentConsole(), output=place)
+    def write(name):
+        path = tmp_path_factory.mktemp("exported") / f"out{FORMATS[name].suffix}"
+        return export.export(run_folder, name, SilentConsole(), output=path)
 
     return write
 
 
-def learn_a_little(network):
-    """A few steps on noise: weights and statistics of norms leave their first values."""
+def train_a_few_steps(network):
+    """Train on noise so weights and batch-norm statistics leave their initial values."""
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     network.train()
     for step in range(5):
@@ -66,11 +65,11 @@ def learn_a_little(network):
         settle(network)
 
 
-def network_and_card(name):
+def model_and_metadata(name):
     shape = (1, 28, 28) if name.startswith(("lenet", "cnn")) else (3, 32, 32)
     transform = Transform(shape[1], shape[2], (0.4,) * shape[0], (0.3,) * shape[0])
     network = registry.build(name, classes=10, input_shape=shape, seed=1, options=ModelConfig(model=name))
-    learn_a_little(network)
+    train_a_few_steps(network)
     network.eval()
     return network, ModelMetadata(name, tuple("0123456789"), transform, "digit" if shape[0] == 1 else "photo", 5, "x")
 
@@ -78,39 +77,39 @@ def network_and_card(name):
 @needs_onnx
 @pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
 @pytest.mark.parametrize("name", ["lenet-bn", *(pytest.param(name, marks=pytest.mark.slow) for name in PHOTO_MODELS)])
-def test_an_export_equals_its_network(name, form, tmp_path):
+def test_an_export_equals_its_model(name, form, tmp_path):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
-    network, card = network_and_card(name)
+    network, metadata = model_and_metadata(name)
     path = tmp_path / f"model{FORMATS[form].suffix}"
-    write_export(form, Classifier(fold_batch_norms(network), card.transform), card, path)
-    runner, stored = open_export(form, path)
-    assert stored == card
+    write_export(form, ExportModule(fold_batch_norms(network), metadata.transform), metadata, path)
+    predictor, stored = open_export(form, path)
+    assert stored == metadata
     norms = [module for module in network.modules() if isinstance(module, BatchNorm2d)]
     assert all(norm.running_mean.abs().max() > 0 and norm.running_var.min() != 1 for norm in norms)
 
     def reference(pixels):
         with torch.inference_mode():
-            return network(card.transform(torch.from_numpy(pixels))).numpy()
+            return network(metadata.transform(torch.from_numpy(pixels))).numpy()
 
-    channels, height, width = card.transform.shape
-    proof = compare(runner, reference, sample_pixels(height, width, channels))
-    assert proof.batches == (1, 2, 7)
-    assert proof.largest_difference <= 1e-4 and proof.same_answers
+    channels, height, width = metadata.transform.shape
+    result = compare(predictor, reference, sample_pixels(height, width, channels))
+    assert result.batches == (1, 2, 7)
+    assert result.largest_difference <= 1e-4 and result.same_predictions
 
 
 @needs_onnx
 @pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
-def test_an_export_answers_every_test_image_as_the_run_does(form, exported, run_folder):
+def test_an_export_predicts_every_test_image_as_the_run_does(form, exported, run_folder):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     trained = load_trained(choose_checkpoint(run_folder))
-    runner, card = open_export(form, exported(form).path)
+    predictor, metadata = open_export(form, exported(form).path)
     reference = reference_predictor(trained)
-    assert card == metadata_of(trained)
+    assert metadata == metadata_of(trained)
     total = 0
     for pixels, _ in iter_test_batches(open_run_data(trained, SilentConsole())):
-        assert (runner(pixels).argmax(1) == reference(pixels).argmax(1)).all()
+        assert (predictor(pixels).argmax(1) == reference(pixels).argmax(1)).all()
         total += len(pixels)
     assert total == 297
 
@@ -126,7 +125,7 @@ def test_the_frozen_file_is_one_file_with_constant_weights(run_folder, tmp_path)
 
 
 @needs_onnx
-def test_int8_stays_near_the_network(exported, run_folder, tmp_path):
+def test_int8_accuracy_is_close_to_that_of_the_model(exported, run_folder, tmp_path):
     pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     report = export.export(run_folder, "onnx", SilentConsole(), output=tmp_path / "small.onnx", int8=True)
     assert report.test_samples == 297
@@ -139,39 +138,39 @@ def test_int8_stays_near_the_network(exported, run_folder, tmp_path):
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet-cifar"])
-def test_every_format_of_a_deep_network_answers_all_digits_alike(name, tmp_path):
+def test_every_format_of_a_deep_model_predicts_all_digits_alike(name, tmp_path):
     pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     session.train(digits_config(tmp_path / "run", model=name, report=False), SilentConsole())
     trained = load_trained(choose_checkpoint(tmp_path / "run"))
-    runners = [reference_predictor(trained)]
+    predictors = [reference_predictor(trained)]
     for form in ("onnx", "pt2", "aoti"):
         report = export.export(tmp_path / "run", form, SilentConsole())
         assert report.largest_difference <= 1e-4
-        runners.append(open_export(form, report.path)[0])
+        predictors.append(open_export(form, report.path)[0])
     total = 0
     for pixels, _ in iter_test_batches(open_run_data(trained, SilentConsole())):
-        first, *others = (runner(pixels).argmax(1) for runner in runners)
+        first, *others = (predictor(pixels).argmax(1) for predictor in predictors)
         assert all((first == other).all() for other in others)
         total += len(pixels)
     assert total == 297
 
 
-def test_a_graph_has_no_batch_norm_left(run_folder):
+def test_batch_norms_are_folded_in_a_graph(run_folder):
     trained = load_trained(choose_checkpoint(run_folder))
     assert count_batch_norms(trained.network) == 1
-    assert count_batch_norms(export.classifier_of(trained, "pt2")) == 0
-    assert count_batch_norms(export.classifier_of(trained, "safetensors")) == 1
+    assert count_batch_norms(export.export_module(trained, "pt2")) == 0
+    assert count_batch_norms(export.export_module(trained, "safetensors")) == 1
 
 
-def test_weights_come_back_bit_for_bit(run_folder, tmp_path):
+def test_exported_weights_are_bit_identical(run_folder, tmp_path):
     report = export.export(run_folder, "safetensors", SilentConsole(), output=tmp_path / "weights.safetensors")
-    weights, card = read_weights(report.path)
-    own = load_trained(choose_checkpoint(run_folder)).network.state_dict()
-    assert set(weights) == set(own) and all(torch.equal(weights[name], own[name]) for name in own)
-    assert card.classes == tuple("0123456789")
+    weights, metadata = read_weights(report.path)
+    expected = load_trained(choose_checkpoint(run_folder)).network.state_dict()
+    assert set(weights) == set(expected) and all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert metadata.classes == tuple("0123456789")
 
 
-def test_the_verb_exports_into_the_run_folder(run_folder, capsys):
+def test_the_command_exports_into_the_run_folder(run_folder, capsys):
     assert dispatch(["export", str(run_folder), "--format", "pt2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert report["path"] == str(run_folder.resolve() / "model.pt2")
@@ -180,38 +179,38 @@ def test_the_verb_exports_into_the_run_folder(run_folder, capsys):
         assert any(name.endswith("convolve.json") for name in archive.namelist())
 
 
-def test_a_wrong_export_is_refused():
+def test_a_wrong_export_is_rejected():
     reference = lambda pixels: np.full((len(pixels), 3), 5, np.float32)  # noqa: E731
     wrong = lambda pixels: np.full((len(pixels), 3), 5.05, np.float32)  # noqa: E731
-    with pytest.raises(ConvolveError, match="differ from the network's by 0.01 of the largest"):
+    with pytest.raises(ConvolveError, match="differ from the model's by 0.01 of the largest"):
         require_equal(compare(wrong, reference, sample_pixels(4, 4, 1)), "model.onnx")
     with pytest.raises(ConvolveError, match="shape"):
         compare(lambda pixels: np.zeros((2, 3), np.float32), reference, sample_pixels(4, 4, 1))
 
 
-def test_wrong_orders_are_one_line(run_folder, tmp_path):
-    with pytest.raises(ConfigError, match="--format pt3: no such format; did you mean pt2"):
+def test_wrong_options_are_reported_in_one_line(run_folder, tmp_path):
+    with pytest.raises(ConfigError, match="--format pt3: unknown format; did you mean pt2"):
         export.export(run_folder, "pt3", SilentConsole())
-    with pytest.raises(ConfigError, match="a package of machine code must end in .pt2"):
+    with pytest.raises(ConfigError, match="only if they end in .pt2"):
         export.export(run_folder, "aoti", SilentConsole(), output=tmp_path / "model.aoti")
-    with pytest.raises(ConfigError, match="eight-bit files are ONNX"):
+    with pytest.raises(ConfigError, match="only ONNX supports int8"):
         export.export(run_folder, "pt2", SilentConsole(), int8=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConvolveError, match="cannot be written"):
+    with pytest.raises(ConvolveError, match="cannot write"):
         export.export(run_folder, "safetensors", SilentConsole(), output=tmp_path / "file" / "x.safetensors")
 
 
-def test_a_file_without_a_card_is_refused(tmp_path):
+def test_a_file_without_metadata_is_rejected(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "plain.safetensors")
-    with pytest.raises(CheckpointError, match="has no card of convolve"):
+    with pytest.raises(CheckpointError, match="contains no convolve metadata"):
         read_weights(tmp_path / "plain.safetensors")
-    with pytest.raises(CheckpointError, match="its card cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read its metadata"):
         ModelMetadata.from_json("{}", "x")
 
 
-def test_pixels_survive_the_way_through_a_transform():
+def test_pixels_survive_a_transform_and_its_inverse():
     pixels = np.random.default_rng(1).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
     transform = Transform(6, 5, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
     assert (to_pixels(transform(torch.from_numpy(pixels)), transform) == pixels).all()

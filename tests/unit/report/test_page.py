@@ -14,7 +14,7 @@ from convolve.config.loading import resolve
 from convolve.data.lookup import load_digits
 from convolve.errors import CheckpointError
 from convolve.inference import classifier
-from convolve.inference.gradcam import explain
+from convolve.inference.gradcam import grad_cam
 from convolve.loggers.base import SilentConsole
 from convolve.models.network import Network
 from convolve.report.calibration import calibrate, calibration_error, fit_temperature, softmax, sort_into_bins
@@ -175,10 +175,10 @@ def test_grad_cam_looks_where_the_evidence_is():
     network = Network({"see": see, "flatten": nn.Flatten(), "judge": judge}, input_shape=(1, 28, 28)).eval()
     image = torch.zeros(1, 1, 28, 28)
     image[..., :10] = 0.5
-    heat = explain(network, image, torch.tensor([0]))
+    heat = grad_cam(network, image, torch.tensor([0]))
     assert heat.shape == (1, 28, 28)
     assert heat[0, :, :10].min() == pytest.approx(1) and heat[0, :, 10:].max() == 0
-    assert not explain(network, torch.zeros(1, 1, 28, 28), torch.tensor([1])).any()
+    assert not grad_cam(network, torch.zeros(1, 1, 28, 28), torch.tensor([1])).any()
 
 
 def test_predict_explains_itself(runs, tmp_path):

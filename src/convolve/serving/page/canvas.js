@@ -1,4 +1,4 @@
-// A drawing area for mouse, touch, pen and keyboard. It knows strokes, not pixels, so that one can be undone.
+// A drawing area for mouse, touch, pen and keyboard. It stores strokes, not pixels, to support undo.
 const PEN = 26;
 const STEP = 12;
 
@@ -10,7 +10,7 @@ export class Drawing {
     this.current = null;
     this.cursor = { x: canvas.width / 2, y: canvas.height / 2 };
     this.keyboard = false;
-    canvas.addEventListener("pointerdown", (event) => this.begin(event));
+    canvas.addEventListener("pointerdown", (event) => this.pointerDown(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => this.end());
     canvas.addEventListener("keydown", (event) => this.key(event));
@@ -20,17 +20,17 @@ export class Drawing {
 
   get empty() { return this.strokes.length === 0; }
 
-  place(event) {
+  position(event) {
     const box = this.canvas.getBoundingClientRect();
     const scale = this.canvas.width / box.width;
     return { x: (event.clientX - box.left) * scale, y: (event.clientY - box.top) * scale };
   }
 
-  begin(event) {
+  pointerDown(event) {
     if (event.button > 0) return;
     this.canvas.setPointerCapture(event.pointerId);
     this.keyboard = false;
-    this.start(this.place(event));
+    this.start(this.position(event));
   }
 
   start(point) {
@@ -42,7 +42,7 @@ export class Drawing {
 
   move(event) {
     if (!this.current || this.keyboard) return;
-    for (const one of event.getCoalescedEvents?.() ?? [event]) this.current.push(this.place(one));
+    for (const point of event.getCoalescedEvents?.() ?? [event]) this.current.push(this.position(point));
     this.paint();
     this.changed();
   }
@@ -53,13 +53,13 @@ export class Drawing {
   }
 
   key(event) {
-    const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-    const way = ways[event.key];
-    if (way) {
-      const limit = (value, most) => Math.max(0, Math.min(most, value));
+    const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const direction = directions[event.key];
+    if (direction) {
+      const limit = (value, max) => Math.max(0, Math.min(max, value));
       this.cursor = {
-        x: limit(this.cursor.x + way[0] * STEP, this.canvas.width),
-        y: limit(this.cursor.y + way[1] * STEP, this.canvas.height),
+        x: limit(this.cursor.x + direction[0] * STEP, this.canvas.width),
+        y: limit(this.cursor.y + direction[1] * STEP, this.canvas.height),
       };
       this.keyboard = true;
       if (this.current) { this.current.push({ ...this.cursor }); this.changed(); }
@@ -105,7 +105,7 @@ export class Drawing {
     context.stroke();
   }
 
-  // The picture without the keyboard's pen.
+  // The drawing as a PNG, without the keyboard cursor.
   blob() {
     const copy = document.createElement("canvas");
     copy.width = this.canvas.width;

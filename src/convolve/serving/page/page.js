@@ -1,9 +1,9 @@
-// The page at /: draw a digit, drop pictures, see what the network thinks.
+// The page at /: draw a digit or drop images, and see the predictions.
 import { Drawing } from "/page/canvas.js";
 
 const at = (id) => document.getElementById(id);
 const SHOWN = 10;
-const MOST_FILES = 24;
+const MAX_FILES = 24;
 let models = [];
 
 const headers = () => {
@@ -11,36 +11,36 @@ const headers = () => {
   return token ? { Authorization: `Bearer ${token}` } : {};
 };
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { ...options, headers: { ...headers(), ...options.headers } });
   } catch {
-    throw new Error("The server does not answer.");
+    throw new Error("The server is not responding.");
   }
   if (response.status === 401) at("token-form").hidden = false;
-  const body = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
+  const body = await response.json().catch(() => ({ error: `The server returned status ${response.status}.` }));
   if (!response.ok) throw new Error(body.error);
   return body;
 }
 
-const predict = (blob, wishes) => {
-  const query = new URLSearchParams({ model: at("model").value, ...wishes });
-  return ask(`/predict?${query}`, {
+const predict = (blob, options) => {
+  const query = new URLSearchParams({ model: at("model").value, ...options });
+  return request(`/predict?${query}`, {
     method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
   });
 };
 
 function element(name, className = "", text = "") {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
+  const node = document.createElement(name);
+  if (className) node.className = className;
+  if (text) node.textContent = text;
+  return node;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share > 0.0995 ? 0 : 1)}%`;
+const percent = (probability) => `${(100 * probability).toFixed(probability > 0.0995 ? 0 : 1)}%`;
 
-// Bars keep their place (class order for few classes), so that they follow the strokes without jumping about.
+// With few classes, bars stay in class order and do not jump while the user draws.
 function showBars(list, prediction, classes) {
   const entries = Object.entries(prediction.probabilities);
   const shown = classes.length <= SHOWN ? classes.map((name) => [name, prediction.probabilities[name] ?? 0]) : entries.slice(0, 5);
@@ -49,62 +49,62 @@ function showBars(list, prediction, classes) {
     const item = element("li");
     const track = element("div", "track");
     track.append(element("div", "fill"));
-    item.append(element("span", "name"), track, element("span", "share"));
+    item.append(element("span", "name"), track, element("span", "probability"));
     list.append(item);
   }
-  shown.forEach(([name, share], index) => {
+  shown.forEach(([name, probability], index) => {
     const item = list.children[index];
     item.classList.toggle("first", name === prediction.label);
     item.querySelector(".name").textContent = name;
     item.querySelector(".name").title = name;
-    item.querySelector(".fill").style.width = `${100 * share}%`;
-    item.querySelector(".share").textContent = percent(share);
+    item.querySelector(".fill").style.width = `${100 * probability}%`;
+    item.querySelector(".probability").textContent = percent(probability);
   });
 }
 
-const model = () => models.find((one) => one.name === at("model").value) ?? models[0];
+const model = () => models.find((entry) => entry.name === at("model").value) ?? models[0];
 
-function say(text) {
+function showMessage(text) {
   at("message").textContent = text ?? "";
   at("message").hidden = !text;
 }
 
-// One question at a time; what was drawn meanwhile is asked next.
+// One request at a time; changes made meanwhile are sent in the next one.
 let busy = false;
 let stale = false;
-async function follow() {
+async function update() {
   stale = true;
   if (busy) return;
   busy = true;
   while (stale) {
     stale = false;
     if (drawing.empty) {
-      at("verdict").textContent = "Nothing drawn yet";
+      at("headline").textContent = "Nothing drawn yet";
       at("bars").replaceChildren();
-      at("seen").hidden = true;
+      at("input").hidden = true;
       continue;
     }
     try {
       const [prediction] = (await predict(await drawing.blob(), { input: 1 })).predictions;
       if (drawing.empty) { stale = true; continue; }
-      at("verdict").textContent = `${prediction.label}, ${percent(prediction.probability)} sure`;
+      at("headline").textContent = `${prediction.label}, ${percent(prediction.probability)}`;
       showBars(at("bars"), prediction, model().classes);
-      at("seen").src = prediction.input;
-      at("seen").hidden = false;
-      say();
+      at("input").src = prediction.input;
+      at("input").hidden = false;
+      showMessage();
     } catch (error) {
-      say(error.message);
+      showMessage(error.message);
     }
   }
   busy = false;
 }
 
-const drawing = new Drawing(at("canvas"), follow);
+const drawing = new Drawing(at("canvas"), update);
 
-function shot(address, caption, pixels) {
+function figureOf(url, caption, pixelated) {
   const figure = element("figure");
-  const image = element("img", pixels ? "pixels" : "");
-  image.src = address;
+  const image = element("img", pixelated ? "pixels" : "");
+  image.src = url;
   image.alt = caption;
   figure.append(image, element("figcaption", "", caption));
   return figure;
@@ -114,55 +114,55 @@ async function showFile(file) {
   const item = element("li");
   at("results").prepend(item);
   const shots = element("div", "shots");
-  const facts = element("div");
+  const details = element("div");
   const title = element("h3", "", file.name);
-  facts.append(title);
-  item.append(shots, facts);
+  details.append(title);
+  item.append(shots, details);
   try {
     const [prediction] = (await predict(file, { input: 1, explain: 1 })).predictions;
     const small = model().height < 112;
-    const own = shot(URL.createObjectURL(file), "picture", false);
-    own.querySelector("img").addEventListener("load", (event) => URL.revokeObjectURL(event.target.src));
-    shots.append(own, shot(prediction.input, "what the network sees", small), shot(prediction.explanation, "where it looks", small));
+    const original = figureOf(URL.createObjectURL(file), "image", false);
+    original.querySelector("img").addEventListener("load", (event) => URL.revokeObjectURL(event.target.src));
+    shots.append(original, figureOf(prediction.input, "model input", small), figureOf(prediction.explanation, "Grad-CAM", small));
     title.textContent = `${prediction.label}, ${percent(prediction.probability)} `;
     title.append(element("small", "", file.name));
     const bars = element("ol", "bars");
     bars.setAttribute("aria-label", "Probabilities");
-    facts.append(bars);
+    details.append(bars);
     showBars(bars, prediction, model().classes);
   } catch (error) {
     const text = element("p", "error", error.message);
     text.setAttribute("role", "alert");
-    facts.append(text);
+    details.append(text);
   }
 }
 
 async function showFiles(files) {
-  say(files.length > MOST_FILES ? `Only the first ${MOST_FILES} of ${files.length} pictures are shown.` : "");
-  for (const file of [...files].slice(0, MOST_FILES)) await showFile(file);
+  showMessage(files.length > MAX_FILES ? `Only the first ${MAX_FILES} of ${files.length} images are shown.` : "");
+  for (const file of [...files].slice(0, MAX_FILES)) await showFile(file);
 }
 
-function choose() {
+function selectModel() {
   const digits = model()?.fit === "digit";
   at("draw").hidden = !digits;
-  follow();
+  update();
 }
 
 async function start() {
   try {
-    ({ models } = await ask("/models"));
-    at("model").replaceChildren(...models.map((one) => new Option(one.name, one.name)));
+    ({ models } = await request("/models"));
+    at("model").replaceChildren(...models.map(({ name }) => new Option(name, name)));
     at("token-form").hidden = true;
-    say();
-    choose();
+    showMessage();
+    selectModel();
   } catch (error) {
-    say(error.message);
+    showMessage(error.message);
   }
 }
 
 at("undo").addEventListener("click", () => drawing.undo());
 at("clear").addEventListener("click", () => drawing.clear());
-at("model").addEventListener("change", choose);
+at("model").addEventListener("change", selectModel);
 at("files").addEventListener("change", (event) => { const files = [...event.target.files]; event.target.value = ""; showFiles(files); });
 at("token-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,0 +1,39 @@
+import re
+
+import pytest
+
+from convolve.errors import ConfigError
+from convolve.runs.load import choose_checkpoint
+
+pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
+from convolve.serving.server import ServeOptions, check, make_reload, parse_models
+
+
+def test_a_reload_loads_a_checkpoint_once(digits_run):
+    reload = make_reload(digits_run)
+    assert reload().version == choose_checkpoint(digits_run).name
+    assert reload() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"token": "short"}, "at least 8 characters"),
+        ({"port": 70000}, "must be 0 to 65535"),
+        ({"queue": 0}, "--queue 0: must be greater than 0"),
+        ({"max_delay_ms": -1}, "must be 0 or more"),
+        ({"host": "0.0.0.0"}, "reachable from other machines; add --token"),
+    ],
+)
+def test_impossible_options_are_reported_in_one_line(options, reason):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check(ServeOptions(**options))
+
+
+def test_models_are_named_by_argument_or_run_folder():
+    assert list(parse_models(["a=x", "runs/b-1", "runs/c/checkpoints/step-000000001"])) == ["a", "b-1", "c"]
+    for arguments in (["a=x", "a=y"], ["a b=x"]):
+        with pytest.raises(ConfigError, match="model name"):
+            parse_models(arguments)

@@ -39,14 +39,14 @@ def main() -> int:
     best = {}
     for name, given in WAYS.items():
         config = DataConfig(normalization="symmetric", **given)
-        windows = open_train_loader(split, fit_normalization(split, config), torch.device("cpu"), config).windows(
-            0, 0, (128, 128)
+        batches = open_train_loader(split, fit_normalization(split, config), torch.device("cpu"), config).step_batches(
+            0, 0, 128, 128
         )
-        next(windows)
+        next(batches)
         times = []
         for _ in range(60):
             began = time.perf_counter()
-            next(windows)
+            next(batches)
             times.append(time.perf_counter() - began)
         best[name] = min(times) * 1000
         print(f"{name:<24} {best[name]:6.2f} ms")

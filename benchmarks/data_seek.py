@@ -75,8 +75,8 @@ def seek(dataset: Dataset, position: int) -> float:
     config = DataConfig(image_size=16, workers=2)
     began = time.perf_counter()
     loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), torch.device("cpu"), config)
-    window = next(loader.windows(0, position, (BATCH, BATCH)))
-    assert window.samples == min(BATCH, len(dataset.train) - position % len(dataset.train))
+    batch = next(loader.step_batches(0, position, BATCH, BATCH))
+    assert batch.global_samples == min(BATCH, len(dataset.train) - position % len(dataset.train))
     return time.perf_counter() - began
 
 

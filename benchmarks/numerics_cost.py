@@ -45,7 +45,7 @@ def build_steps(name: str) -> dict[str, Callable[[], object]]:
     size, shape, classes = CASES[name]
     torch.manual_seed(0)
     images = torch.randn(size, *shape).to(memory_format=torch.channels_last)
-    window = StepBatch((MicroBatch(images, torch.arange(size) % classes, 0),), size)
+    batch = StepBatch((MicroBatch(images, torch.arange(size) % classes, 0),), size)
     cpu, steps = torch.device("cpu"), dict[str, Callable[[], object]]()
     for policy, given in POLICIES.items():
         network = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
@@ -63,7 +63,7 @@ def build_steps(name: str) -> dict[str, Callable[[], object]]:
             ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0, arithmetic)),
             no_clipping,
         )
-        steps[policy] = partial(train_step, state, window, parts)
+        steps[policy] = partial(train_step, state, batch, parts)
     return steps
 
 

@@ -71,10 +71,10 @@ def measure(name: str, seconds: float) -> float:
         training = Session(resolve(None, None, given).config, Path(folder), SilentConsole(), SingleProcess())
         with open_loggers(training.config.log, Path(folder)) as writer:
             training.writer = writer
-            actions, windows, per_epoch = training.assemble(), training.windows(), len(training.loader)
+            actions, batches, per_epoch = training.assemble(), training.step_batches(), len(training.loader)
             fit(
                 training.state,
-                windows,
+                batches,
                 actions.parts,
                 [],
                 samples_after_steps(3, training.config, per_epoch),
@@ -83,7 +83,7 @@ def measure(name: str, seconds: float) -> float:
             began = time.perf_counter()
             fit(
                 training.state,
-                windows,
+                batches,
                 actions.parts,
                 [],
                 samples_after_steps(6, training.config, per_epoch),
@@ -94,7 +94,7 @@ def measure(name: str, seconds: float) -> float:
             log, save = Timed(actions.log), Timed(actions.save)
             actions.save.rhythm = IntervalTrigger(Fraction(total * 2, 3), total)
             began = time.perf_counter()
-            fit(training.state, windows, actions.parts, [log, save], total, StopRequest())
+            fit(training.state, batches, actions.parts, [log, save], total, StopRequest())
             took = time.perf_counter() - began - save.last_seconds
     per_save = save.seconds + save.last_processor_seconds / torch.get_num_threads()
     share = 100 * (log.seconds / took + per_save / EVERY_SECONDS)

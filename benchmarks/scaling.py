@@ -23,8 +23,10 @@ device.prepare()
 import torch  # noqa: E402
 
 from convolve.config import ModelConfig, OptimConfig  # noqa: E402
-from convolve.data.loader.loader import MemoryLoader  # noqa: E402
+from convolve.data.loader.in_memory import InMemoryFetcher  # noqa: E402
+from convolve.data.loader.loader import Loader  # noqa: E402
 from convolve.data.lookup import generated_split  # noqa: E402
+from convolve.data.transforms.augment import NO_AUGMENT  # noqa: E402
 from convolve.data.transforms.normalize import Transform  # noqa: E402
 from convolve.engine.forward_backward import ForwardBackward, PassContext  # noqa: E402
 from convolve.engine.loop import StopRequest, fit  # noqa: E402
@@ -48,20 +50,21 @@ class Trainee:
     def __init__(self, samples: int) -> None:
         split = generated_split(samples, 28, 1, 10, seed=0)
         began = time.perf_counter()
-        self.loader = MemoryLoader(split, Transform(28, 28, (0.5,), (0.5,)), torch.device("cpu"))
+        transform, cpu = Transform(28, 28, (0.5,), (0.5,)), torch.device("cpu")
+        self.loader = Loader(InMemoryFetcher(split, transform, cpu, NO_AUGMENT), transform, cpu)
         options = ModelConfig(model="lenet-bn")
         network = registry.build("lenet-bn", classes=10, input_shape=(1, 28, 28), seed=0, options=options)
         self.state = TrainState(network, build_optimizer(network, OptimConfig(optimizer="adam")))
         executor = ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0))
         self.parts = StepParts(lambda samples: 1e-3, executor, no_clipping)
-        self.windows = self.loader.windows(0, 0, (BATCH, BATCH))
+        self.batches = self.loader.step_batches(0, 0, BATCH, BATCH)
         self.run(1)
         self.first_seconds = time.perf_counter() - began
 
     def run(self, steps: int) -> float:
         """Seconds of a step, within the first epoch."""
         began = time.perf_counter()
-        fit(self.state, self.windows, self.parts, [], self.state.samples + steps * BATCH, StopRequest())
+        fit(self.state, self.batches, self.parts, [], self.state.samples + steps * BATCH, StopRequest())
         return (time.perf_counter() - began) / steps
 
 

@@ -46,8 +46,8 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
         gallery = open_images(photos / kind, "x", ignore_progress).train
         data = DataConfig(image_size=48, workers=1)
         loader = open_train_loader(gallery, fit_normalization(gallery, data), torch.device("cpu"), data)
-        windows = loader.windows(3, 0, (8, 8))
-        batches = [batch for _ in range(5) for batch in next(windows).batches]
+        steps = loader.step_batches(3, 0, 8, 8)
+        batches = [batch for _ in range(5) for batch in next(steps).micro_batches]
         return torch.cat([batch.labels for batch in batches]), torch.cat([batch.images for batch in batches])
 
     labels, images = epoch("folder")
@@ -95,7 +95,7 @@ def test_a_run_stopped_inside_an_epoch_goes_on_with_the_very_next_picture(photos
 
 
 def test_accumulating_equals_a_big_batch_with_mixing(photos, tmp_path):
-    """Partners come from the whole window, so micro batches change only the order of sums."""
+    """Partners come from the whole global batch, so micro batches change only the order of sums."""
 
     def weights(name, batch, accumulated):
         given = {"batch_size": batch, "gradient_accumulation_count": accumulated, "validation_mode": "none", **MIXED}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from convolve.alignment.compare import Agreement, compare
 from convolve.config import Config
 from convolve.data.build import DataModule
+from convolve.data.loader.loader import StepBatch
 from convolve.engine.build import build_model, build_numerics
 from convolve.engine.forward_backward import ForwardBackward, PassContext
 from convolve.engine.loss import CrossEntropy
@@ -59,12 +60,12 @@ class StepRecorder:
         for name, block in model.blocks.items():
             block.register_forward_hook(self._see_activation(name))
 
-    def step(self, window: Any) -> dict[str, dict[str, Tensor]]:
+    def step(self, batch: StepBatch) -> dict[str, dict[str, Tensor]]:
         """Make one step and show what happened in it."""
         self.shown = {kind: {} for kind in KINDS}
         before = {name: parameter.detach().clone() for name, parameter in self.state.model.named_parameters()}
         self.state.model.train()
-        train_step(self.state, window, self.parts)
+        train_step(self.state, batch, self.parts)
         for name, parameter in self.state.model.named_parameters():
             self.shown["update"][name] = parameter.detach() - before[name]
         return self.shown
@@ -86,11 +87,10 @@ def run_lockstep(reference: Config, other: Config, material: DataModule, steps: 
     loader = material.train_loader()
     total = max(steps * reference.global_batch_size, len(loader))
     first, second = (StepRecorder(config, material, total) for config in (reference, other))
-    sizes = (reference.optim.batch_size, reference.global_batch_size)
-    windows = loader.windows(reference.run.seed, 0, sizes)
+    batches = loader.step_batches(reference.run.seed, 0, reference.optim.batch_size, reference.global_batch_size)
     for number in range(1, steps + 1):
-        window = next(windows)
-        one, two = first.step(window), second.step(window)
+        batch = next(batches)
+        one, two = first.step(batch), second.step(batch)
         for kind in KINDS:
             names = list(one[kind]) if kind == "activation" else list(reversed(list(one[kind])))
             for name in names:

@@ -60,11 +60,11 @@ def bench_data(config: Config, console: Console, *, images: int = 2000) -> DataS
 def _measure_loader(material: DataModule, config: Config, images: int, console: Console) -> tuple[int, float]:
     loader = material.train_loader()
     size = config.optim.batch_size
-    windows = loader.windows(config.run.seed, 0, (size, size))
-    next(windows)
+    batches = loader.step_batches(config.run.seed, 0, size, size)
+    next(batches)
     done, began = 0, time.perf_counter()
     while done < images:
-        done += next(windows).samples
+        done += next(batches).global_samples
         console.progress("bench data", min(done, images), images)
     return done, time.perf_counter() - began
 

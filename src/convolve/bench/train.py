@@ -155,7 +155,7 @@ class BenchRun:
         self.matmul_flops = 0.0
         self.run_steps = 1
         self._parts = self.training.assemble().parts
-        self._windows = self.training.windows()
+        self._batches = self.training.step_batches()
         self._timer = _Timer(self.training.material.device)
 
     def go(self, steps: int) -> _Run:
@@ -165,7 +165,7 @@ class BenchRun:
         samples, waited = state.samples, training.loader.waited_seconds
         total = samples_after_steps(state.step + steps, training.config, len(training.loader))
         self._timer.start()
-        fit(state, self._windows, self._parts, [self._timer], total, StopRequest())
+        fit(state, self._batches, self._parts, [self._timer], total, StopRequest())
         return _Run(tuple(self._timer.seconds), state.samples - samples, training.loader.waited_seconds - waited)
 
     def warm_up(self, pace: StepRate) -> None:

@@ -21,7 +21,7 @@ from convolve.data.loader.decoding import (
     fit_image_statistics,
 )
 from convolve.data.loader.in_memory import InMemoryFetcher
-from convolve.data.loader.loader import Fetcher, FetchingLoader, Loader
+from convolve.data.loader.loader import Fetcher, Loader
 from convolve.data.lookup import open_dataset
 from convolve.data.transforms.augment import NO_AUGMENT, Augment, Crop
 from convolve.data.transforms.mixup import NO_MIXING, Cutmix, Mixer, Mixing
@@ -107,22 +107,20 @@ def uses_uniform_cutmix(config: DataConfig) -> bool:
     return (config.cutmix_lambda_low, config.cutmix_lambda_high) not in ((0.0, 0.0), (1.0, 1.0))
 
 
-def open_train_loader(
-    samples: Samples, transform: Transform, where: torch.device, config: DataConfig
-) -> FetchingLoader:
+def open_train_loader(samples: Samples, transform: Transform, where: torch.device, config: DataConfig) -> Loader:
     """Augmented and mixed batches for training."""
     augment = augment_of(config, samples)
     return _open(samples, transform, where, (config, augment, mixer_of(config)))
 
 
-def open_test_loader(samples: Samples, transform: Transform, where: torch.device, config: DataConfig) -> FetchingLoader:
+def open_test_loader(samples: Samples, transform: Transform, where: torch.device, config: DataConfig) -> Loader:
     """Plain batches for evaluation."""
     return _open(samples, transform, where, (config, NO_AUGMENT, NO_MIXING))
 
 
 def _open(
     samples: Samples, transform: Transform, where: torch.device, how: tuple[DataConfig, Augment, Mixer]
-) -> FetchingLoader:
+) -> Loader:
     config, augment, mixer = how
     site = torch.device("cpu") if config.hostside_norm else where
     stock: Fetcher
@@ -131,7 +129,7 @@ def _open(
     else:
         assert isinstance(samples, EncodedImages), "samples are in memory or in a gallery"
         stock = DecodingFetcher(samples, transform, augment, decoding_options(config, len(samples)))
-    return FetchingLoader(stock, transform, where, mixer, site)
+    return Loader(stock, transform, where, mixer, site)
 
 
 def decoding_options(config: DataConfig, count: int) -> DecodingOptions:

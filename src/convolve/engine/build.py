@@ -49,8 +49,8 @@ def initialize_weights(network: Network, config: Config, loader: Loader, console
     """What a new run begins with besides its seed: weights from elsewhere, and layers that look at the data."""
     for module in network.modules():
         if isinstance(module, Whitening):
-            window = next(loader.windows(config.run.seed, 0, (WHITENED_IMAGES, WHITENED_IMAGES)))
-            module.fit_images(window.batches[0].images)
+            batch = next(loader.step_batches(config.run.seed, 0, WHITENED_IMAGES, WHITENED_IMAGES))
+            module.fit_images(batch.micro_batches[0].images)
     if config.model.init_path is not None:
         taken = load_pretrained(network, config.model.init_path)
         fresh = f"; {', '.join(taken.fresh)} begin fresh" if taken.fresh else ""

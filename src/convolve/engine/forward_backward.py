@@ -1,8 +1,8 @@
-"""How the micro batches of a window become gradients: with the whole model, or with one stage of it.
+"""Forward and backward passes of the micro batches of a step, with the whole model or with one stage of it.
 
-Both do the same to each micro batch: tell random layers and arithmetic where it stands in the window, run forward, and
-run backward from its loss, divided by the window's true number of samples, so that the accumulated gradient is the mean
-over the window also where the last micro batch is short.
+Both do the same to each micro batch: pass its position in the global batch to random layers and arithmetic, run
+forward, and run backward from its loss, divided by the true number of samples of the global batch. The accumulated
+gradient is therefore the mean over the global batch, even if the last micro batch is short.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from convolve.numerics.execution import Execution, PlainExecution
 
 
 class ForwardBackwardFn(Protocol):
-    """Runs forward and backward for a window and leaves the mean gradient, times `scale`, in the parameters."""
+    """Runs forward and backward for a step batch and leaves the mean gradient, times `scale`, in the parameters."""
 
-    def run(self, window: StepBatch, step: int, scale: float) -> None:
+    def run(self, step_batch: StepBatch, step: int, scale: float) -> None:
         """Process all micro batches of one step."""
 
 
@@ -56,17 +56,17 @@ class ForwardBackward:
     tally: Metrics
     setting: PassContext
 
-    def run(self, window: StepBatch, step: int, scale: float) -> None:
+    def run(self, step_batch: StepBatch, step: int, scale: float) -> None:
         """Forward and backward for every micro batch."""
         setting = self.setting
         with setting.arithmetic.window(setting.seed, step):
-            for batch in window.batches:
-                if batch is window.batches[-1]:
+            for batch in step_batch.micro_batches:
+                if batch is step_batch.micro_batches[-1]:
                     setting.grad_sync.last_micro_batch()
                 with setting.passing(self.model, batch, step):
                     logits = self.model(batch.images)
                     loss = self.loss(logits, batch.targets)
-                    torch.autograd.backward(loss / (window.counted / scale))
+                    torch.autograd.backward(loss / (step_batch.used_samples / scale))
                 self.tally.add(loss.detach(), logits.detach(), batch.labels)
 
 
@@ -80,9 +80,9 @@ class PipelineForwardBackward:
     setting: PassContext
     pipeline: Pipeline
 
-    def run(self, window: StepBatch, step: int, scale: float) -> None:
+    def run(self, step_batch: StepBatch, step: int, scale: float) -> None:
         """Forward and backward for every micro batch, in the order of the schedule."""
-        setting, batches = self.setting, window.batches
+        setting, batches = self.setting, step_batch.micro_batches
 
         def forward(number: int, x: Tensor) -> Tensor:
             answer: Tensor = self.part(x)
@@ -90,7 +90,7 @@ class PipelineForwardBackward:
                 return answer
             loss = self.loss(answer, batches[number].targets)
             self.tally.add(loss.detach(), answer.detach(), batches[number].labels)
-            return loss / (window.counted / scale)
+            return loss / (step_batch.used_samples / scale)
 
         @contextmanager
         def around(number: int, backward: bool) -> Iterator[None]:

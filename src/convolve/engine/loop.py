@@ -1,6 +1,6 @@
 """The loop: the only place with rhythm.
 
-for each window of samples, until the run is complete or somebody asks to stop:
+for each global batch, until the run is complete or somebody asks to stop:
     train_step
     every action that is due: log, validate, save
 
@@ -74,7 +74,7 @@ class Callback(Protocol):
 
 def fit(
     state: TrainState,
-    windows: Iterable[StepBatch],
+    step_batches: Iterable[StepBatch],
     parts: StepParts,
     actions: list[Callback],
     total: int,
@@ -86,12 +86,12 @@ def fit(
     """
     collectives, stop = parts.team, False
     state.model.train()
-    for window in windows:
+    for batch in step_batches:
         if state.samples >= total:
             break
         before = state.samples
         stop = request.signal is not None
-        stop_votes = train_step(state, window, parts, stop=stop)
+        stop_votes = train_step(state, batch, parts, stop=stop)
         if collectives.topology.world > 1:
             stop = bool(collectives.add_stages(stop_votes) > 0)
         last = state.samples >= total or stop

@@ -33,8 +33,8 @@ class StepParts:
     ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
 
 
-def train_step(state: TrainState, window: StepBatch, parts: StepParts, *, stop: bool = False) -> Tensor:
-    """Learn from one window. Prints nothing, saves nothing; reads the device only where a verdict is needed.
+def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: bool = False) -> Tensor:
+    """Run one optimizer step on a global batch. Does no I/O; syncs with the device only for the gradient check.
 
     The executor runs the micro batches, replicas synchronize, gradients are settled (unscaled, and all ranks agree
     whether they are finite), then clipped; the update is made under the rounding policy, or skipped and counted; the
@@ -44,7 +44,7 @@ def train_step(state: TrainState, window: StepBatch, parts: StepParts, *, stop: 
     process.
     """
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
-    parts.executor.run(window, state.step, state.scaler.scale)
+    parts.executor.run(batch, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model)
     seen, stop_votes = sync_gradients(parts.grad_sync, statistics.flat, stop)
     verdict = state.scaler.settle(state.model, state.arithmetic.overflowed())
@@ -57,7 +57,7 @@ def train_step(state: TrainState, window: StepBatch, parts: StepParts, *, stop: 
         state.averager.follow(state.model, state.step)
     state.model.zero_grad(set_to_none=True)
     state.step += 1
-    state.samples += window.samples
+    state.samples += batch.global_samples
     state.scaler.follow(verdict, state.samples)
     return stop_votes
 

@@ -7,7 +7,7 @@ What happens between steps: log, validate, save. Each action decides by its rhyt
 
 The loop: the only place with rhythm.
 
-for each window of samples, until the run is complete or somebody asks to stop:
+for each global batch, until the run is complete or somebody asks to stop:
     train_step
     every action that is due: log, validate, save
 """

@@ -159,10 +159,10 @@ def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int) -> None
 
 def _some_images(loader: Loader, seed: int) -> Iterable[torch.Tensor]:
     seen = 0
-    for window in loader.windows(seed, 0, (STATISTICS_BATCH, STATISTICS_BATCH)):
-        for batch in window.batches:
-            yield batch.images
-        seen += window.samples
+    for batch in loader.step_batches(seed, 0, STATISTICS_BATCH, STATISTICS_BATCH):
+        for micro_batch in batch.micro_batches:
+            yield micro_batch.images
+        seen += batch.global_samples
         if seen >= min(len(loader), STATISTICS_SAMPLES):
             return
 

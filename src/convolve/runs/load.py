@@ -88,8 +88,8 @@ def training_pixels(material: DataModule, seed: int, count: int) -> Images:
     loader = material.train_loader()
     count = min(count, len(loader))
     found: list[Images] = []
-    for window in loader.windows(seed, 0, (BATCH, BATCH)):
-        found += [to_pixels(batch.images, material.transform) for batch in window.batches]
+    for step_batch in loader.step_batches(seed, 0, BATCH, BATCH):
+        found += [to_pixels(batch.images, material.transform) for batch in step_batch.micro_batches]
         if sum(map(len, found)) >= count:
             break
     return np.concatenate(found)[:count]

@@ -181,7 +181,7 @@ class Session:
         actions = self.assemble()
         self._announce()
         with stop_on_signals() as request:
-            stopped = fit(self.state, self.windows(), actions.parts, actions.in_order(), self.total, request)
+            stopped = fit(self.state, self.step_batches(), actions.parts, actions.in_order(), self.total, request)
         self.trained = self._gather_whole()
         stopped_by = request.signal or (signal.SIGTERM if stopped else None)
         if stopped_by is not None:
@@ -191,11 +191,12 @@ class Session:
             self._average()
         return self._report(actions, test, None)
 
-    def windows(self) -> Iterator[StepBatch]:
-        """What this process learns from, from its position on."""
-        share = ReplicaShard(self.team.topology.replica, self.team.topology.replicas)
-        sizes = (self.config.optim.batch_size, self.config.global_batch_size)
-        return self.loader.windows(self.config.run.seed, self.state.samples, sizes, share)
+    def step_batches(self) -> Iterator[StepBatch]:
+        """Return the batches of this process from its position on."""
+        config = self.config
+        shard = ReplicaShard(self.team.topology.replica, self.team.topology.replicas)
+        sizes = (config.optim.batch_size, config.global_batch_size)
+        return self.loader.step_batches(config.run.seed, self.state.samples, *sizes, shard)
 
     def introduce(self) -> RunInfo:
         """The run, for those who write it down."""

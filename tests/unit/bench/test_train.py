@@ -74,7 +74,7 @@ def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
 
 
 def test_a_run_has_its_steps_also_across_the_end_of_an_epoch(tmp_path):
-    one = contestant(tmp_path, batch_size=400)  # 1,500 digits: three whole windows and a short one
+    one = contestant(tmp_path, batch_size=400)  # 1,500 digits: three full batches and a short one
     found = [one.go(3) for _ in range(3)]
     assert [len(run.seconds) for run in found] == [3, 3, 3]
     assert [run.samples for run in found] == [1200, 300 + 800, 400 + 300 + 400]

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from convolve.data.dataset import Split, Targets
-from convolve.data.loader.loader import MemoryLoader, ReplicaShard
+from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.data.transforms.augment import Augment
 from convolve.data.transforms.mixup import Cutmix, Mixing, MixupCutmix
 from convolve.data.transforms.normalize import Transform
@@ -128,16 +129,17 @@ def test_micro_batches_and_replicas_do_not_change_what_is_mixed(mixer):
     augment = Augment(crop="pad", flip="random", cutout=3, jitter=(0.2, 0.2, 0.2), layers=1)
 
     def first_epoch(micro, replicas):
-        loader = MemoryLoader(split, Transform(8, 8, (0.5,) * 3, (0.2,) * 3), CPU, augment, mixer)
-        parts = [loader.windows(3, 0, (micro, 16), ReplicaShard(index, replicas)) for index in range(replicas)]
+        transform = Transform(8, 8, (0.5,) * 3, (0.2,) * 3)
+        loader = Loader(InMemoryFetcher(split, transform, CPU, augment), transform, CPU, mixer)
+        parts = [loader.step_batches(3, 0, micro, 16, ReplicaShard(index, replicas)) for index in range(replicas)]
         found = []
         for _ in range(4):
-            batches = [batch for part in parts for batch in next(part).batches]
+            batches = [batch for part in parts for batch in next(part).micro_batches]
             batches.sort(key=lambda batch: batch.first)
             found.append([torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])])
             found[-1] += [torch.cat([b.targets.labels for b in batches], -1)]
             found[-1] += [torch.cat([b.targets.weights for b in batches], -1)]
-        return [tensor for window in found for tensor in window]
+        return [tensor for tensors in found for tensor in tensors]
 
     whole = first_epoch(16, 1)
     for micro, replicas in ((4, 1), (4, 2), (4, 4), (5, 1), (2, 2)):

@@ -72,13 +72,13 @@ def opened(root: Path) -> Dataset:
 
 
 def digest(dataset: Dataset, *, workers=2, micro=4, replicas=1, seed=5, steps=4, **given) -> str:
-    """A hash of the first batches of training, in the order of the window."""
+    """A hash of the first batches of training, in the order of the global batch."""
     config = DataConfig(workers=workers, image_size=24, **given)
     loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
-    parts = [loader.windows(seed, 0, (micro, 8), ReplicaShard(index, replicas)) for index in range(replicas)]
+    parts = [loader.step_batches(seed, 0, micro, 8, ReplicaShard(index, replicas)) for index in range(replicas)]
     found = hashlib.sha256()
     for _ in range(steps):
-        batches = sorted((batch for part in parts for batch in next(part).batches), key=lambda batch: batch.first)
+        batches = sorted((batch for part in parts for batch in next(part).micro_batches), key=lambda batch: batch.first)
         for batch in batches:
             found.update(batch.images.permute(0, 2, 3, 1).contiguous().numpy().tobytes())
         found.update(torch.cat([batch.labels for batch in batches]).numpy().tobytes())
@@ -196,9 +196,9 @@ def test_any_position_of_a_tar_or_tfrecord_is_reached_at_once(tmp_path):
         config = DataConfig(workers=1, image_size=24)
         loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
         began = time.perf_counter()
-        far = next(loader.windows(0, 1_000_000 * len(dataset.train) + 4, (4, 4)))
+        far = next(loader.step_batches(0, 1_000_000 * len(dataset.train) + 4, 4, 4))
         assert time.perf_counter() - began < 1
-        assert far.samples == 4
+        assert far.global_samples == 4
 
 
 def test_validation_keeps_the_short_last_batch(tmp_path):
@@ -219,8 +219,8 @@ def spoil(root: Path, name="train0003.jpg") -> Path:
 def read_epoch(dataset, **given):
     config = DataConfig(image_size=24, **given)
     loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), CPU, config)
-    windows = loader.windows(0, 0, (4, 4))
-    return loader, [next(windows) for _ in range(3)]
+    steps = loader.step_batches(0, 0, 4, 4)
+    return loader, [next(steps) for _ in range(3)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -232,12 +232,12 @@ def test_a_broken_picture_stops_training_with_its_name(tmp_path, workers):
 
 def test_a_broken_picture_can_be_left_out_and_is_listed(tmp_path):
     path = spoil(write_folder(tmp_path))
-    loader, windows = read_epoch(opened(tmp_path), bad_samples="skip", bad_samples_limit=0.1)
-    assert [window.samples for window in windows] == [4, 4, 2]
-    assert sum(window.counted for window in windows) == 9
-    assert sum(len(batch.labels) for window in windows for batch in window.batches) == 9
+    loader, steps = read_epoch(opened(tmp_path), bad_samples="skip", bad_samples_limit=0.1)
+    assert [step.global_samples for step in steps] == [4, 4, 2]
+    assert sum(step.used_samples for step in steps) == 9
+    assert sum(len(batch.labels) for step in steps for batch in step.micro_batches) == 9
     assert len(loader.skipped) == 1 and path.name in loader.skipped[0]
-    assert all(torch.isfinite(batch.images).all() for window in windows for batch in window.batches)
+    assert all(torch.isfinite(batch.images).all() for step in steps for batch in step.micro_batches)
 
 
 def test_more_broken_pictures_than_allowed_stop_training(tmp_path):

@@ -6,7 +6,9 @@ import torch
 
 from convolve.config import ModelConfig
 from convolve.data.dataset import Split
-from convolve.data.loader.loader import MemoryLoader
+from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.loader.loader import Loader
+from convolve.data.transforms.augment import NO_AUGMENT
 from convolve.data.transforms.normalize import Transform
 from convolve.engine.evaluate import eval_mode, evaluate, fold_for_inference
 from convolve.layers.fold import count_batch_norms
@@ -30,7 +32,8 @@ def make_network(name="resnet8-cifar", side=32, channels=3, **options):
 def make_loader(side=32, channels=3, count=50):
     draw = np.random.default_rng(0)
     split = Split(draw.integers(0, 256, (count, side, side, channels), np.uint8), draw.integers(0, 10, count))
-    return MemoryLoader(split, Transform(side, side, (0.5,) * channels, (0.5,) * channels), CPU)
+    transform = Transform(side, side, (0.5,) * channels, (0.5,) * channels)
+    return Loader(InMemoryFetcher(split, transform, CPU, NO_AUGMENT), transform, CPU)
 
 
 def count_by_hand(network, loader):

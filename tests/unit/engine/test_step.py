@@ -7,7 +7,9 @@ import torch
 
 from convolve.config import ModelConfig, OptimConfig
 from convolve.data.dataset import Split
-from convolve.data.loader.loader import MemoryLoader
+from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.loader.loader import Loader
+from convolve.data.transforms.augment import NO_AUGMENT
 from convolve.data.transforms.normalize import Transform, fit_transform
 from convolve.distributed.collectives import SingleProcess
 from convolve.engine.evaluate import evaluate
@@ -35,40 +37,41 @@ def make_state(model="lenet5", **options):
 
 
 def make_loader(split):
-    return MemoryLoader(split, Transform(28, 28, (0.5,), (0.5,)), CPU)
+    transform = Transform(28, 28, (0.5,), (0.5,))
+    return Loader(InMemoryFetcher(split, transform, CPU, NO_AUGMENT), transform, CPU)
 
 
 def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
     state, loader = make_state(), make_loader(make_split())
-    window = next(loader.windows(0, 0, (8, 30)))
-    assert [len(batch.labels) for batch in window.batches] == [8, 8, 8, 6]
+    step_batch = next(loader.step_batches(0, 0, 8, 30))
+    assert [len(batch.labels) for batch in step_batch.micro_batches] == [8, 8, 8, 6]
     seen = {}
 
     def look(model):
         seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
 
     executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    train_step(state, window, StepParts(lambda samples: 0.0, executor, look))
-    images = torch.cat([batch.images for batch in window.batches])
-    labels = torch.cat([batch.labels for batch in window.batches])
+    train_step(state, step_batch, StepParts(lambda samples: 0.0, executor, look))
+    images = torch.cat([batch.images for batch in step_batch.micro_batches])
+    labels = torch.cat([batch.labels for batch in step_batch.micro_batches])
     torch.nn.functional.cross_entropy(state.model(images), labels).backward()
     for name, parameter in state.model.named_parameters():
         assert torch.allclose(seen[name], parameter.grad, atol=1e-6), name
 
 
-def test_a_step_moves_the_position_by_the_window():
+def test_a_step_moves_the_position_by_the_global_batch():
     state, loader = make_state(), make_loader(make_split())
     executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    for window, expected in zip(loader.windows(0, 0, (16, 16)), (16, 32, 37, 53), strict=False):
-        train_step(state, window, StepParts(lambda samples: 0.1, executor, no_clipping))
+    for batch, expected in zip(loader.step_batches(0, 0, 16, 16), (16, 32, 37, 53), strict=False):
+        train_step(state, batch, StepParts(lambda samples: 0.1, executor, no_clipping))
         assert state.samples == expected
     assert state.step == 4
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
     loader = make_loader(Split(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
-    windows = loader.windows(5, 0, (16, 16))
-    epochs = [torch.cat([batch.labels for w in range(3) for batch in next(windows).batches]).tolist() for _ in range(2)]
+    steps = loader.step_batches(5, 0, 16, 16)
+    epochs = [[label for _ in range(3) for label in next(steps).micro_batches[0].labels.tolist()] for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(37))
     assert epochs[0] != epochs[1]
 
@@ -77,14 +80,14 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 def test_a_position_is_enough_to_go_on(position):
     loader = make_loader(Split(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
 
-    def labels(windows, count):
-        return [next(windows).batches[0].labels.tolist() for _ in range(count)]
+    def labels(batches, count):
+        return [next(batches).micro_batches[0].labels.tolist() for _ in range(count)]
 
-    whole, seen = loader.windows(5, 0, (16, 16)), 0
+    whole, seen = loader.step_batches(5, 0, 16, 16), 0
     while seen < position:
-        seen += next(whole).samples
+        seen += next(whole).global_samples
     if seen == position:
-        assert labels(whole, 5) == labels(loader.windows(5, position, (16, 16)), 5)
+        assert labels(whole, 5) == labels(loader.step_batches(5, position, 16, 16), 5)
 
 
 def test_clipping_bounds_the_norm_of_the_gradient():
@@ -96,7 +99,7 @@ def test_clipping_bounds_the_norm_of_the_gradient():
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
 
     executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    train_step(state, next(loader.windows(0, 0, (16, 16))), StepParts(lambda samples: 0.1, executor, measure))
+    train_step(state, next(loader.step_batches(0, 0, 16, 16)), StepParts(lambda samples: 0.1, executor, measure))
     assert norms == pytest.approx([0.01], rel=1e-3)
 
 
@@ -174,9 +177,9 @@ def test_the_stop_flag_is_packed_behind_the_statistics(norm, stop):
     )
     state = TrainState(model.train(), build_optimizer(model, OptimConfig(optimizer="sgd")))
     executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    window = next(make_loader(make_split()).windows(0, 0, (16, 16)))
+    batch = next(make_loader(make_split()).step_batches(0, 0, 16, 16))
     parts = StepParts(lambda samples: 0.1, executor, no_clipping, grad_sync=_TwoReplicas())
-    assert train_step(state, window, parts, stop=stop).tolist() == [float(stop)]
+    assert train_step(state, batch, parts, stop=stop).tolist() == [float(stop)]
     passes = {int(value) for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")}
     assert passes == ({2} if norm == "batch" else set())
 
@@ -192,6 +195,6 @@ def test_a_single_process_stops_after_the_step_in_progress():
             if len(steps) == 2:
                 request(signal.SIGTERM, None)
 
-    assert fit(state, loader.windows(0, 0, (8, 8)), parts, [_Interrupt()], 1000, request)
+    assert fit(state, loader.step_batches(0, 0, 8, 8), parts, [_Interrupt()], 1000, request)
     assert steps == [False, False, True]
-    assert not fit(state, loader.windows(0, 0, (8, 8)), parts, [], state.samples + 8, StopRequest())
+    assert not fit(state, loader.step_batches(0, 0, 8, 8), parts, [], state.samples + 8, StopRequest())

@@ -1,9 +1,9 @@
-"""Batches for training and evaluation, whatever the samples are kept in.
+"""Batches for training and evaluation.
 
-A position in training is one integer, the number of samples seen. A window is what one step consumes: up to a global
-batch of consecutive samples of the epoch's order, never across the end of an epoch, so the last window of an epoch may
-be short. Replicas share a window: each takes every n-th micro batch of it. Augmentation is keyed by (seed, epoch,
-sample), mixing by the place in the window, so neither micro batches nor replicas nor workers can change a sample.
+A position in training is one integer, the number of samples seen. Each step consumes a global batch: consecutive
+samples of the epoch's permutation, never across the end of an epoch, so the last global batch of an epoch may be short.
+Of its micro batches, replica r of n runs number r, r + n and so on. Augmentation is keyed by (seed, epoch, sample) and
+mixing by the position in the global batch, so a sample does not depend on micro batches, replicas or workers.
 """
 
 import time
@@ -16,19 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convolve.data.dataset import Labels, Split, Targets
-from convolve.data.loader.in_memory import InMemoryFetcher
-from convolve.data.transforms.augment import NO_AUGMENT, Augment
+from convolve.data.dataset import Labels, Targets
 from convolve.data.transforms.mixup import NO_MIXING, Mixer, MixPlanner
 from convolve.data.transforms.normalize import Transform
 from convolve.rng import Indices, SampleRNG, epoch_permutation
 
-Pixels = Callable[[], tuple[Tensor, Indices]]
+PendingPixels = Callable[[], tuple[Tensor, Indices]]
 
 
 @dataclass(frozen=True)
 class ReplicaShard:
-    """Which share of every window one replica takes."""
+    """The micro batches of each step that one replica runs: every `count`-th, from `index` on."""
 
     index: int = 0
     count: int = 1
@@ -39,8 +37,8 @@ WHOLE = ReplicaShard()
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro batch. `labels` are the base labels, which accuracy counts against; `mixed` is what the loss learns
-    from instead where images were mixed; `first` is the position of the first sample inside the window."""
+    """One micro batch. Accuracy is computed against `labels`, the loss against `targets`, which are mixed if the images
+    are. `first` is the position of the first sample in the global batch."""
 
     images: Tensor
     labels: Tensor
@@ -49,72 +47,51 @@ class MicroBatch:
 
     @property
     def targets(self) -> Targets:
-        """What the loss learns from."""
         return self.mixed or Targets(self.labels)
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The micro batches of one step that this replica runs.
+    """The micro batches of one step that this replica runs; `global_samples` counts the samples of all replicas."""
 
-    `samples` is how far the whole window, over all replicas, moves the position.
-    """
-
-    batches: tuple[MicroBatch, ...]
-    samples: int
-    left_out: int = 0
+    micro_batches: tuple[MicroBatch, ...]
+    global_samples: int
+    skipped_samples: int = 0
 
     @property
-    def counted(self) -> int:
-        """The number that the mean divides by: broken samples that were left out do not count."""
-        return self.samples - self.left_out
-
-
-class Loader(Protocol):
-    """All that the engine knows of data."""
-
-    waited_seconds: float
-
-    @property
-    def skipped(self) -> list[str]:
-        """Why samples were left out so far, one line each."""
-
-    def __len__(self) -> int: ...
-
-    def windows(
-        self, seed: int, position: int, sizes: tuple[int, int], part: ReplicaShard = WHOLE
-    ) -> Iterator[StepBatch]:
-        """Windows from a position on, for ever; `sizes` are the micro batch and the global batch."""
-
-    def batches(self, size: int, part: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
-        """Every sample once, in storage order."""
+    def used_samples(self) -> int:
+        """Divisor of the mean loss: skipped broken samples do not count."""
+        return self.global_samples - self.skipped_samples
 
 
 class Fetcher(Protocol):
-    """Samples that can be fetched by number."""
+    """Random-access source of samples, augmented on request."""
 
     labels: Labels
     ahead: int
     skipped: list[str]
 
-    def begin(self, rows: Indices, draw: SampleRNG | None) -> Pixels:
-        """Start to fetch samples, augmented if there is a draw; the call gives pixels [N, H, W, C] and the places in
-        `rows` that could be read."""
+    def begin(self, rows: Indices, draw: SampleRNG | None) -> PendingPixels:
+        """Start to fetch samples, augmented if `draw` is given. The returned function waits for them and returns pixels
+        [N, H, W, C] and the positions in `rows` of those that could be read."""
 
 
-class FetchingLoader:
-    """Windows and batches of a stock: begun `stock.ahead` in advance, normalized on `site`, mixed on the device."""
+class Loader:
+    """Batches from a fetcher, prefetched `fetcher.ahead` steps, normalized on `site` and mixed on the device.
+
+    `waited_seconds` is the time that training steps spent waiting for data.
+    """
 
     def __init__(
         self,
-        stock: Fetcher,
+        fetcher: Fetcher,
         transform: Transform,
         device: torch.device,
         mixer: Mixer = NO_MIXING,
         site: torch.device | None = None,
     ) -> None:
-        self._stock = stock
-        self._labels = torch.from_numpy(stock.labels).to(device)
+        self._fetcher = fetcher
+        self._labels = torch.from_numpy(fetcher.labels).to(device)
         self._transform = transform
         self._device = device
         self._site = site or device
@@ -126,32 +103,32 @@ class FetchingLoader:
 
     @property
     def skipped(self) -> list[str]:
-        """Names of the samples that could not be read so far."""
-        return self._stock.skipped
+        """Why samples were skipped so far, one line each."""
+        return self._fetcher.skipped
 
-    def windows(
-        self, seed: int, position: int, sizes: tuple[int, int], part: ReplicaShard = WHOLE
+    def step_batches(
+        self, seed: int, position: int, micro_batch_size: int, global_batch_size: int, shard: ReplicaShard = WHOLE
     ) -> Iterator[StepBatch]:
-        """Windows from a position on, for ever; `sizes` are the micro batch and the global batch."""
-        begun: deque[_PendingStep] = deque()
-        plans = self._plan(seed, position, sizes[1])
+        """Yield the batches of all steps from a position on, without end."""
+        pending: deque[_PendingStep] = deque()
+        plans = self._plan(seed, position, global_batch_size)
         while True:
-            while len(begun) <= self._stock.ahead:
+            while len(pending) <= self._fetcher.ahead:
                 rows, draw = next(plans)
-                begun.append(self._begin(rows, draw, sizes[0], part))
-            yield self._finish(begun.popleft())
+                pending.append(self._begin(rows, draw, micro_batch_size, shard))
+            yield self._finish(pending.popleft())
 
-    def batches(self, size: int, part: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
-        """Every sample once, in storage order."""
-        starts = list(range(0, len(self), size))[part.index :: part.count]
-        begun: deque[tuple[Indices, Pixels]] = deque()
+    def batches(self, size: int, shard: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
+        """Yield every sample once, in storage order."""
+        starts = list(range(0, len(self), size))[shard.index :: shard.count]
+        pending: deque[tuple[Indices, PendingPixels]] = deque()
         for start in starts:
             rows = np.arange(start, min(start + size, len(self)))
-            begun.append((rows, self._stock.begin(rows, None)))
-            if len(begun) > self._stock.ahead:
-                yield self._plain(*begun.popleft())
-        while begun:
-            yield self._plain(*begun.popleft())
+            pending.append((rows, self._fetcher.begin(rows, None)))
+            if len(pending) > self._fetcher.ahead:
+                yield self._plain(*pending.popleft())
+        while pending:
+            yield self._plain(*pending.popleft())
 
     def _plan(self, seed: int, position: int, global_batch_size: int) -> Iterator[tuple[Indices, SampleRNG]]:
         while True:
@@ -161,34 +138,34 @@ class FetchingLoader:
                 yield order[start : start + global_batch_size], SampleRNG(seed, epoch)
             position = (epoch + 1) * len(self)
 
-    def _begin(self, rows: Indices, draw: SampleRNG, micro_batch_size: int, part: ReplicaShard) -> "_PendingStep":
+    def _begin(self, rows: Indices, draw: SampleRNG, micro_batch_size: int, shard: ReplicaShard) -> "_PendingStep":
         recipe = self._mixer.plan(len(rows), (draw.seed, draw.epoch, int(rows[0])))
-        firsts = list(range(0, len(rows), micro_batch_size))[part.index :: part.count]
+        firsts = list(range(0, len(rows), micro_batch_size))[shard.index :: shard.count]
         places = [np.arange(first, min(first + micro_batch_size, len(rows))) for first in firsts]
         needed = [recipe.needed(place) for place in places]
-        pixels = [self._stock.begin(rows[place], draw) for place in needed]
+        pixels = [self._fetcher.begin(rows[place], draw) for place in needed]
         return _PendingStep(rows, places, needed, pixels, recipe)
 
-    def _finish(self, begun: "_PendingStep") -> StepBatch:
+    def _finish(self, step: "_PendingStep") -> StepBatch:
         started = time.perf_counter()
-        parts = [self._mix(begun, index) for index in range(len(begun.places))]
+        batches = [self._mix(step, index) for index in range(len(step.places))]
         self.waited_seconds += time.perf_counter() - started
-        lost = sum(len(place) for place in begun.places) - sum(len(batch.labels) for batch in parts)
-        return StepBatch(tuple(batch for batch in parts if len(batch.labels)), len(begun.rows), lost)
+        lost = sum(len(place) for place in step.places) - sum(len(batch.labels) for batch in batches)
+        return StepBatch(tuple(batch for batch in batches if len(batch.labels)), len(step.rows), lost)
 
-    def _mix(self, begun: "_PendingStep", index: int) -> MicroBatch:
-        """One micro batch: its own samples come first among the needed ones, their partners after them."""
-        place, needed = begun.places[index], begun.needed[index]
-        pixels, kept = begun.pixels[index]()
+    def _mix(self, step: "_PendingStep", index: int) -> MicroBatch:
+        """Finish one micro batch: its samples come first among the fetched ones, their mixing partners after them."""
+        place, needed = step.places[index], step.needed[index]
+        pixels, kept = step.pixels[index]()
         images = self._normalize(pixels)
-        labels = self._labels_of(begun.rows[needed[kept]])
-        if len(kept) < len(needed):  # a broken partner: this micro batch is learned from unmixed
-            own = int((kept < len(place)).sum())
-            return MicroBatch(images[:own], labels[:own], int(place[0]))
-        images, targets = begun.recipe.apply(images, labels, place, needed)
+        labels = self._labels_of(step.rows[needed[kept]])
+        if len(kept) < len(needed):  # one could not be read: train on this micro batch unmixed
+            count = int((kept < len(place)).sum())
+            return MicroBatch(images[:count], labels[:count], int(place[0]))
+        images, targets = step.recipe.apply(images, labels, place, needed)
         return MicroBatch(images, labels[: len(place)], int(place[0]), targets)
 
-    def _plain(self, rows: Indices, fetch: Pixels) -> MicroBatch:
+    def _plain(self, rows: Indices, fetch: PendingPixels) -> MicroBatch:
         pixels, kept = fetch()
         labels = self._labels_of(rows[kept])
         return MicroBatch(self._normalize(pixels), labels, 0)
@@ -205,19 +182,5 @@ class _PendingStep:
     rows: Indices
     places: Sequence[Indices]
     needed: Sequence[Indices]
-    pixels: Sequence[Pixels]
+    pixels: Sequence[PendingPixels]
     recipe: MixPlanner
-
-
-class MemoryLoader(FetchingLoader):
-    """Batches of a split in memory."""
-
-    def __init__(
-        self,
-        split: Split,
-        transform: Transform,
-        device: torch.device,
-        augment: Augment = NO_AUGMENT,
-        mixer: Mixer = NO_MIXING,
-    ) -> None:
-        super().__init__(InMemoryFetcher(split, transform, device, augment), transform, device, mixer)

@@ -1,8 +1,7 @@
-"""Random numbers as pure functions of a key, so that nothing has to be saved, and no layout can change them.
+"""Random numbers as pure functions of a key: no state to save, and no dependence on the layout of a run.
 
-The arithmetic: a key is any tuple of integers and strings, for example (seed, epoch, "order") or (seed, step,
-"dropout:head"). Strings enter through sha256. `mix` folds the parts with splitmix64, a 64-bit bijection with full
-avalanche:
+The arithmetic: a key is any tuple of integers and strings, for example (seed, "order", epoch). Strings enter through
+sha256. `hash_key` folds the parts with splitmix64, a 64-bit bijection with full avalanche:
 
     z = (x + 0x9E3779B97F4A7C15) mod 2^64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9
@@ -10,15 +9,18 @@ avalanche:
     splitmix64(x) = z ^ z >> 31
 
 `uniforms` hashes an array of counters (sample numbers, positions) under one key in the same way and keeps the top 53
-bits, which gives doubles in [0, 1). A counter always meets the same number, whoever asks for it and in which order.
+bits, which gives doubles in [0, 1). The number of a counter does not depend on the other counters or on their order.
 
-Random numbers for samples: pure functions of (seed, epoch, sample), so no worker and no batch can change them.
-
-The order of samples: a pure function of (seed, epoch). No worker, prefetch depth or replica count can change it.
+Random numbers of a sample are functions of (seed, epoch, sample), the order of samples is one of (seed, epoch), and
+random layers key theirs by the position of the current pass, which `at` sets.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +74,36 @@ def uniforms(counters: npt.ArrayLike, *key: Key) -> npt.NDArray[np.float64]:
 def generator(*key: Key) -> np.random.Generator:
     """A numpy generator (Philox) that belongs to one key."""
     return np.random.Generator(np.random.Philox(key=hash_key(*key)))
+
+
+class Position(NamedTuple):
+    """A micro batch of a run; `first` is the index of its first sample in the global batch of the step."""
+
+    seed: int
+    step: int
+    first: int
+
+
+_position: ContextVar[Position | None] = ContextVar("position", default=None)
+
+
+@contextmanager
+def at(seed: int, step: int, first: int) -> Iterator[None]:
+    """Key the random layers of every forward pass inside to a micro batch. Nested uses shadow the outer one.
+
+    Holds for the current thread. Code that runs a pass again in another thread, as a recomputation in the backward
+    threads of an accelerator does, must read `position` first and enter it again there.
+    """
+    token = _position.set(Position(seed, step, first))
+    try:
+        yield
+    finally:
+        _position.reset(token)
+
+
+def position() -> Position | None:
+    """Return the position that the enclosing `at` has set, or None."""
+    return _position.get()
 
 
 _MAX_COUNT = 64

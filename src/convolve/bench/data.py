@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from convolve import device
+from convolve import device, rng
 from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import build_model, open_data
@@ -77,8 +77,8 @@ def _measure_model(material: DataModule, config: Config) -> float:
     loss, best = CrossEntropy(), float("inf")
     for step in range(MODEL_STEPS):
         began = time.perf_counter()
-        network.chance.move(config.run.seed, step, 0)
-        torch.autograd.backward(loss(network(batch.images), batch.targets) / len(batch.labels))
+        with rng.at(config.run.seed, step, first=0):
+            torch.autograd.backward(loss(network(batch.images), batch.targets) / len(batch.labels))
         device.synchronize(material.device)
         best = min(best, time.perf_counter() - began)
     return len(batch.labels) / best

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from convolve import rng
 from convolve.data.loader.loader import MicroBatch, StepBatch
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
@@ -39,11 +40,10 @@ class PassContext:
     shift: int = 0
 
     @contextmanager
-    def passing(self, model: Network, batch: MicroBatch, step: int) -> Iterator[None]:
+    def passing(self, batch: MicroBatch, step: int) -> Iterator[None]:
         """Passes of one micro batch happen inside this."""
         place = batch.first - self.shift
-        model.chance.move(self.seed, step, place)
-        with self.arithmetic.micro_batch(place):
+        with rng.at(self.seed, step, place), self.arithmetic.micro_batch(place):
             yield
 
 
@@ -63,7 +63,7 @@ class ForwardBackward:
             for batch in step_batch.micro_batches:
                 if batch is step_batch.micro_batches[-1]:
                     setting.grad_sync.last_micro_batch()
-                with setting.passing(self.model, batch, step):
+                with setting.passing(batch, step):
                     logits = self.model(batch.images)
                     loss = self.loss(logits, batch.targets)
                     torch.autograd.backward(loss / (step_batch.used_samples / scale))
@@ -96,7 +96,7 @@ class PipelineForwardBackward:
         def around(number: int, backward: bool) -> Iterator[None]:
             if backward and number == len(batches) - 1:
                 setting.grad_sync.last_micro_batch()
-            with setting.passing(self.part, batches[number], step):
+            with setting.passing(batches[number], step):
                 yield
 
         with setting.arithmetic.window(setting.seed, step):

@@ -126,9 +126,7 @@ class MBConv(nn.Module):
         self.block = nn.Sequential(*layers, gate, conv_norm((hidden, position.outputs), 1, norms))
         self.skips = position.stride == 1 and inputs == position.outputs
         kept = position.survival >= 1 or not self.skips
-        self.stochastic_depth = (
-            nn.Identity() if kept else StochasticDepth(position.survival, position.place, order.chance)
-        )
+        self.stochastic_depth = nn.Identity() if kept else StochasticDepth(position.survival, position.place)
 
     def forward(self, x: Tensor) -> Tensor:
         """The branch, and the input where the shape stays."""
@@ -229,7 +227,7 @@ def _head(size: Size, inputs: int, value: Any, width: Any, style: BlockStyle, or
     blocks["flatten"] = nn.Flatten()
     rate = size.dropout if order.options.dropout_rate is None else order.options.dropout_rate
     if rate > 0:
-        blocks["classifier/0"] = KeyedDropout(rate, "classifier/0", order.chance)
+        blocks["classifier/0"] = KeyedDropout(rate, "classifier/0")
     blocks["classifier/1"] = nn.Linear(inputs, order.classes)
     return blocks
 

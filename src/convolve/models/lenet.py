@@ -62,7 +62,7 @@ class LeNetLayout:
             size = width
         rate = self.dropout_rate if order.options.dropout_rate is None else order.options.dropout_rate
         if rate > 0:
-            blocks["dropout"] = KeyedDropout(rate, "dropout", order.chance)
+            blocks["dropout"] = KeyedDropout(rate, "dropout")
         blocks[f"fc{len(self.hidden) + 1}"] = nn.Linear(size, order.classes)
         return blocks
 

@@ -136,7 +136,7 @@ def _norms(order: BuildArgs, epsilon: float, decay: float) -> NormFactory:
 
 
 def _dropout(order: BuildArgs, place: str) -> nn.Module:
-    return KeyedDropout(FAMILY.value(order.options, "dropout_rate"), place, order.chance)
+    return KeyedDropout(FAMILY.value(order.options, "dropout_rate"), place)
 
 
 def _assemble_v2(order: BuildArgs) -> Blocks:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from convolve import rng
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
 from convolve.layers.batch_norm import BatchNorm2d
-from convolve.layers.dropout import KeyedRNG
 from convolve.layers.hooks import has_hooks
 from convolve.layers.native import find_conv_pool_relu
 
@@ -40,10 +40,9 @@ class Network(nn.Module):
     same parameter names as the whole one.
     """
 
-    def __init__(self, blocks: Mapping[str, nn.Module], *, input_shape: Shape, chance: KeyedRNG | None = None) -> None:
+    def __init__(self, blocks: Mapping[str, nn.Module], *, input_shape: Shape) -> None:
         super().__init__()
         self.input_shape = input_shape
-        self.chance = chance or KeyedRNG()
         self._paths = {name: name.split("/") for name in blocks}
         self._frozen: tuple[str, ...] = ()
         self._recomputed: list[list[str]] = []
@@ -68,7 +67,7 @@ class Network(nn.Module):
         if self._recomputed and self.training and torch.is_grad_enabled():
             for segment in self._recomputed:
                 within = [blocks[name] for name in segment]
-                x = run_recomputed(partial(self._walk, segment), within, x, self.chance)
+                x = run_recomputed(partial(self._walk, segment), within, x)
             return x
         return self._walk(self._paths, x)
 
@@ -121,7 +120,7 @@ class Network(nn.Module):
     def part(self, names: Sequence[str], input_shape: tuple[int, ...]) -> "Network":
         """A network of some of the blocks, which are shared with this one; frozen ones stay frozen."""
         blocks = self.blocks
-        part = Network({name: blocks[name] for name in names}, input_shape=input_shape, chance=self.chance)
+        part = Network({name: blocks[name] for name in names}, input_shape=input_shape)
         part.freeze(name for name in self._frozen if name in names)
         for group, operation in self._groups.items():
             if len(group) > 1 and group[0] in names:
@@ -212,11 +211,9 @@ def _train_only(network: Network, parts: tuple[str, ...]) -> None:
             parameter.requires_grad_(False)
 
 
-def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: Tensor, chance: KeyedRNG) -> Tensor:
+def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: Tensor) -> Tensor:
     """Run some blocks, keeping nothing but their input for the backward pass."""
-    output = checkpoint(
-        run, x, use_reentrant=False, preserve_rng_state=False, context_fn=_replay_contexts(blocks, chance)
-    )
+    output = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False, context_fn=_replay_contexts(blocks))
     assert isinstance(output, Tensor), "blocks give tensors"
     return output
 
@@ -224,20 +221,20 @@ def run_recomputed(run: Callable[[Tensor], Tensor], blocks: list[nn.Module], x: 
 Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 
 
-def _replay_contexts(blocks: list[nn.Module], chance: KeyedRNG) -> Contexts:
+def _replay_contexts(blocks: list[nn.Module]) -> Contexts:
     """Contexts for the first run and for the second; both see the position of the first."""
-    position = chance.position
+    position = rng.position()
 
     @contextmanager
     def again() -> Iterator[None]:
         norms = [module for block in blocks for module in block.modules() if isinstance(module, BatchNorm2d)]
-        now, chance.position = chance.position, position
         for norm in norms:
             norm.counting = False
         try:
-            yield
+            # Entered here because backward of an accelerator runs in threads of its own.
+            with rng.at(*position) if position else nullcontext():
+                yield
         finally:
-            chance.position = now
             for norm in norms:
                 norm.counting = True
 

@@ -10,7 +10,6 @@ from importlib.metadata import EntryPoint, entry_points
 from convolve.config.model_options import family_of, reject_foreign_options
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
-from convolve.layers.dropout import KeyedRNG
 from convolve.models import efficientnet, fastnet, lenet, mobilenet, resnet
 from convolve.models.network import Network, Shape
 from convolve.models.spec import BuildArgs, ModelSpec
@@ -82,7 +81,7 @@ def build_meta(name: str, *, classes: int, input_shape: Shape, options: ModelCon
         raise ConfigError(f"model {name} with {classes} classes: a classifier needs at least 2; check the data set")
     if min(input_shape) < 1:
         raise ConfigError(f"model {name} with input {input_shape}: channels, height and width must be at least 1")
-    return architecture.sketch(BuildArgs(name, classes, input_shape, options, KeyedRNG()))
+    return architecture.sketch(BuildArgs(name, classes, input_shape, options))
 
 
 def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: ModelConfig) -> Network:

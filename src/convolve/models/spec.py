@@ -11,20 +11,18 @@ import torch
 from torch import nn
 
 from convolve.config.schema import ModelConfig
-from convolve.layers.dropout import KeyedRNG
 from convolve.layers.init import InitRule, initialize
 from convolve.models.network import Network, Shape
 
 
 @dataclass(frozen=True)
 class BuildArgs:
-    """What an architecture is asked for; random layers take `chance` as their source."""
+    """Arguments of the function that makes the blocks of a model."""
 
     name: str
     classes: int
     input_shape: Shape
     options: ModelConfig
-    chance: KeyedRNG
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class ModelSpec:
     def sketch(self, order: BuildArgs) -> Network:
         """The network on the meta device: all names and shapes, no values."""
         with torch.device("meta"):
-            return Network(self.blocks(order), input_shape=order.input_shape, chance=order.chance)
+            return Network(self.blocks(order), input_shape=order.input_shape)
 
     def fill(self, network: Network, seed: int) -> Network:
         """Give a sketch, or a network of some of its blocks, memory on the CPU and its initial values."""

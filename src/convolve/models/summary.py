@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from convolve import rng
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.dropout import KeyedDropout
 from convolve.models.network import Network, Shape
@@ -54,7 +55,6 @@ class ModelSummary:
 def summarize(name: str, network: Network) -> ModelSummary:
     """Describe any network, which stays as it is."""
     copy = deepcopy(network).to("meta").train()
-    copy.chance.move(0, 0, 0)
     costs = zip(copy.blocks.items(), _trace(copy, samples=2), _trace(copy, samples=3), strict=True)
     rows = tuple(
         LayerRow(
@@ -107,7 +107,8 @@ def _trace(network: Network, *, samples: int) -> Iterator[_Cost]:
     x = torch.empty(samples, *network.input_shape, device="meta")
     for block in network.blocks.values():
         before = keeper.bytes
-        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keeper.pack, lambda tensor: tensor):
+        counter, hooks = FlopCounterMode(display=False), saved_tensors_hooks(keeper.pack, lambda tensor: tensor)
+        with counter, hooks, rng.at(seed=0, step=0, first=0):
             x = block(x)
         yield _Cost(tuple(x.shape[1:]), counter.get_total_flops(), keeper.bytes - before)
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from convolve.layers.hooks import in_bookkeeping
 from convolve.numerics.formats import FP32
 from convolve.numerics.half_accumulation import Convolution, multiply, multiply_add
 from convolve.numerics.op_location import OpLocation, OpTracker
@@ -103,6 +104,8 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and round what comes out."""
         kwargs = kwargs or {}
+        if in_bookkeeping():
+            return func(*args, **kwargs)
         traits = rounding_rule(func)
         place = None if traits is RoundingRule.LEAVE else self.places.now()
         if place is None:
@@ -192,15 +195,6 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             grad, x, weight, _, stride, padding, dilation, _, _, groups, wanted = args
             return Convolution(stride, padding, dilation, groups, grid).backward(grad, x, weight, wanted, key)
         return None
-
-    def shielded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose inside is not arithmetic of the network, such as the drawing of random numbers."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with _disable_current_modes():
-                return function(*args, **kwargs)
-
-        return run
 
 
 def _conv2d_options(args: Any) -> tuple[Any, Any, Any]:

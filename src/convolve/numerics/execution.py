@@ -195,9 +195,6 @@ class EmulatedExecution:
         for name, module in network.named_modules():
             if name.replace(".", "/") in self.policy.force_fp32 and self.policy.compute is not FP32:
                 self._gates.surround(name.replace(".", "/"), module)
-        chance = getattr(network, "chance", None)
-        if chance is not None:
-            chance.uniforms = self.emulator.shielded(chance.uniforms)
         self._attach_ends(network)
 
     def _attach_ends(self, network: nn.Module) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from convolve import rng
 from convolve.cli.main import dispatch
 from convolve.config.schema import ModelConfig
 from convolve.data.transforms.normalize import Transform
@@ -58,9 +59,9 @@ def train_a_few_steps(network):
         generator = torch.Generator().manual_seed(step)
         images = torch.rand(16, *network.input_shape, generator=generator)
         labels = torch.randint(10, (16,), generator=generator)
-        network.chance.move(0, step, 0)
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        with rng.at(seed=0, step=step, first=0):
+            torch.nn.functional.cross_entropy(network(images), labels).backward()
         optimizer.step()
         settle(network)
 

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from copy import deepcopy
 from time import process_time
 
 import numpy as np
@@ -7,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from convolve import rng
 from convolve.errors import ConfigError
-from convolve.layers.dropout import KeyedDropout, KeyedRNG
-from convolve.models.network import Network
+from convolve.layers.dropout import KeyedDropout, keyed_rand
 from convolve.rng import hash_counters
 
 CPU = torch.device("cpu")
@@ -24,10 +23,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def draw(place: str, *shape: int, seed: int = 1, step: int = 2, first: int = 0) -> Tensor:
-    chance = KeyedRNG()
-    chance.move(seed, step, first)
-    return chance.uniforms(place, torch.Size(shape), CPU)
+def draw(site: str, *shape: int, seed: int = 1, step: int = 2, first: int = 0) -> Tensor:
+    with rng.at(seed, step, first):
+        return keyed_rand(site, torch.Size(shape), CPU)
 
 
 def correlate(left: Tensor, right: Tensor) -> float:
@@ -79,8 +77,8 @@ def test_every_row_and_every_column_is_even() -> None:
 def test_low_bits_are_even_too() -> None:
     bits = (draw("a", 512, 512).double() * 2**24).long()
     for position in range(24):
-        share = (bits >> position & 1).double().mean()
-        assert abs(share - 0.5) < 5 * 0.5 / 512
+        fraction = (bits >> position & 1).double().mean()
+        assert abs(fraction - 0.5) < 5 * 0.5 / 512
 
 
 def test_rows_columns_and_masks_are_independent() -> None:
@@ -99,11 +97,11 @@ def test_neighbors_are_independent() -> None:
 
 
 @pytest.mark.parametrize("change", [{"step": 3}, {"seed": 2}, {"first": 512}])
-def test_steps_seeds_and_windows_are_independent(change: dict[str, int]) -> None:
+def test_steps_seeds_and_samples_are_independent(change: dict[str, int]) -> None:
     assert correlate(draw("a", 512, 512), draw("a", 512, 512, **change)) < 5
 
 
-def test_places_are_independent() -> None:
+def test_sites_are_independent() -> None:
     assert correlate(draw("layer1", 512, 512), draw("layer2", 512, 512)) < 5
 
 
@@ -112,12 +110,12 @@ def test_no_row_repeats_another_over_many_steps() -> None:
     assert len(torch.unique(heads, dim=0)) == len(heads)
 
 
-def test_equal_questions_have_equal_answers() -> None:
+def test_equal_keys_give_equal_numbers() -> None:
     assert torch.equal(draw("a", 5, 3, 2, 2), draw("a", 5, 3, 2, 2))
 
 
 @pytest.mark.parametrize("parts", [2, 4, 64])
-def test_micro_batches_meet_the_numbers_of_the_whole_window(parts: int) -> None:
+def test_micro_batches_get_the_numbers_of_the_global_batch(parts: int) -> None:
     size = 64 // parts
     pieces = [draw("a", size, 7, 3, first=size * part) for part in range(parts)]
     assert torch.equal(torch.cat(pieces), draw("a", 64, 7, 3))
@@ -129,72 +127,61 @@ def test_an_empty_batch_and_single_numbers_work() -> None:
 
 
 def test_a_million_numbers_take_a_few_milliseconds(one_thread: None) -> None:
-    chance = KeyedRNG()
-    chance.move(1, 2, 3)
     seconds = []
     for _ in range(20):
         start = process_time()
-        chance.uniforms("a", torch.Size((1024, 1024)), CPU)
+        draw("a", 1024, 1024)
         seconds.append(process_time() - start)
     assert min(seconds) < 0.010
 
 
-def test_asking_before_moving_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="head: random numbers were asked for before Chance.move"):
-        KeyedRNG().uniforms("head", torch.Size((1, 1)), CPU)
+def test_a_random_layer_outside_of_a_pass_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="head: random layer outside of a training pass; wrap the pass in"):
+        keyed_rand("head", torch.Size((1, 1)), CPU)
 
 
-def test_a_remembered_position_brings_the_numbers_back() -> None:
-    chance = KeyedRNG()
-    chance.move(1, 2, 3)
-    remembered = chance.position
-    before = chance.uniforms("a", torch.Size((4, 4)), CPU)
-    chance.move(1, 3, 0)
-    assert remembered is not None
-    chance.move(*remembered)
-    assert torch.equal(chance.uniforms("a", torch.Size((4, 4)), CPU), before)
+def test_a_position_that_is_entered_again_gives_the_same_numbers() -> None:
+    shape = torch.Size((4, 4))
+    with rng.at(1, 2, 3):
+        position = rng.position()
+        before = keyed_rand("a", shape, CPU)
+        with rng.at(1, 3, 0):
+            assert not torch.equal(keyed_rand("a", shape, CPU), before)
+            assert position is not None
+            with rng.at(*position):
+                assert torch.equal(keyed_rand("a", shape, CPU), before)
+        assert rng.position() == position
+    assert rng.position() is None
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
-    dropout = KeyedDropout(0.4, "head", KeyedRNG())
-    dropout.chance.move(1, 2, 0)
-    y = dropout(torch.ones(512, 512))
+def test_dropout_drops_its_fraction_and_keeps_the_mean() -> None:
+    with rng.at(1, 2, 0):
+        y = KeyedDropout(0.4, "head")(torch.ones(512, 512))
     assert abs((y == 0).double().mean() - 0.4) < 5 * (0.24 / y.numel()) ** 0.5
     assert torch.equal(y[y != 0], torch.full_like(y[y != 0], 1 / 0.6))
 
 
 def test_dropout_sends_gradients_where_values_passed() -> None:
-    dropout = KeyedDropout(0.5, "head", KeyedRNG())
-    dropout.chance.move(1, 2, 0)
     x = torch.ones(8, 8, requires_grad=True)
-    y = dropout(x)
+    with rng.at(1, 2, 0):
+        y = KeyedDropout(0.5, "head")(x)
     y.sum().backward()
     assert x.grad is not None and torch.equal(x.grad, y.detach())
 
 
 def test_dropout_passes_everything_in_evaluation_and_at_rate_zero() -> None:
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(KeyedDropout(0.4, "head", KeyedRNG()).eval()(x), x)
-    idle = KeyedDropout(0.0, "head", KeyedRNG())
-    idle.chance.move(1, 2, 0)
-    assert torch.equal(idle(x), x)
+    assert torch.equal(KeyedDropout(0.4, "head").eval()(x), x)
+    with rng.at(1, 2, 0):
+        assert torch.equal(KeyedDropout(0.0, "head")(x), x)
 
 
-def test_an_impossible_rate_is_refused() -> None:
+def test_an_impossible_rate_is_rejected() -> None:
     with pytest.raises(ConfigError, match="dropout rate 1.0 at head: must be at least 0 and below 1"):
-        KeyedDropout(1.0, "head", KeyedRNG())
+        KeyedDropout(1.0, "head")
 
 
 def test_the_global_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     draw("a", 8, 8)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_copied_network_has_a_chance_of_its_own() -> None:
-    chance = KeyedRNG()
-    network = Network({"drop": KeyedDropout(0.5, "drop", chance)}, input_shape=(1, 2, 2), chance=chance)
-    copy = deepcopy(network)
-    dropout = copy.blocks["drop"]
-    assert isinstance(dropout, KeyedDropout)
-    assert dropout.chance is copy.chance and copy.chance is not chance

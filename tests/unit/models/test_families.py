@@ -5,11 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from convolve import rng
 from convolve.config.model_options import FAMILIES
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import round_width
-from convolve.layers.dropout import KeyedRNG, StochasticDepth
+from convolve.layers.dropout import StochasticDepth
 from convolve.layers.norm import ProxyNorm
 from convolve.models import registry
 from convolve.models.fastnet import Whitening
@@ -166,9 +167,8 @@ def test_a_wrong_size_or_option_is_one_clear_line(name, options, message):
 @pytest.mark.parametrize("norm", ["batch", "group", "layer", "none"])
 def test_every_norm_trains(name, norm):
     network = build(name, norm_type=norm, **({"groups": 8} if norm == "group" else {}))
-    network.chance.move(0, 0, 0)
-    loss = network(torch.randn(2, *CIFAR)).square().sum()
-    loss.backward()
+    with rng.at(seed=0, step=0, first=0):
+        network(torch.randn(2, *CIFAR)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
     layers = list(network.modules())
     assert any(isinstance(layer, nn.BatchNorm2d) for layer in layers) == (norm == "batch")
@@ -186,8 +186,8 @@ def test_every_norm_trains(name, norm):
 )
 def test_every_option_of_efficientnet_trains(options):
     network = build("efficientnet-cifar", **options)
-    network.chance.move(0, 0, 0)
-    network(torch.randn(2, *CIFAR)).square().sum().backward()
+    with rng.at(seed=0, step=0, first=0):
+        network(torch.randn(2, *CIFAR)).square().sum().backward()
     missing = [name for name, parameter in network.named_parameters() if parameter.grad is None]
     assert not missing or all(".0.0." not in name for name in missing)
 
@@ -220,15 +220,14 @@ def test_padded_shortcuts_have_no_weights():
 
 
 def test_stochastic_depth_is_keyed_by_sample_and_keeps_the_mean():
-    chance = KeyedRNG()
-    layer = StochasticDepth(0.8, "here", chance)
+    layer = StochasticDepth(0.8, "here")
     ones = torch.ones(4000, 1, 1, 1)
-    chance.move(1, 2, 0)
-    whole = layer(ones)
+    with rng.at(1, 2, 0):
+        whole = layer(ones)
     assert set(whole.unique().tolist()) == {0.0, 1.25}
     assert float(whole.mean()) == pytest.approx(1, abs=0.03)
-    chance.move(1, 2, 1000)
-    assert torch.equal(layer(ones[:500]), whole[1000:1500])
+    with rng.at(1, 2, 1000):
+        assert torch.equal(layer(ones[:500]), whole[1000:1500])
     assert torch.equal(layer.eval()(ones), ones)
 
 

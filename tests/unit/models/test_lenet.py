@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from convolve import rng
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.dropout import KeyedDropout
@@ -140,8 +141,8 @@ def test_accumulated_gradients_with_dropout_equal_those_of_one_batch() -> None:
     x, labels = images(64, 1, 28, 28), torch.arange(64) % 10
     for network, size in ((whole, 64), (parts, 16)):
         for first in range(0, 64, size):
-            network.chance.move(seed=9, step=4, first=first)
-            logits = network(x[first : first + size])
+            with rng.at(seed=9, step=4, first=first):
+                logits = network(x[first : first + size])
             loss = nn.functional.cross_entropy(logits, labels[first : first + size], reduction="sum")
             torch.autograd.backward(loss / 64)
     for mine, other in zip(whole.parameters(), parts.parameters(), strict=True):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from convolve import rng
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.models import registry
@@ -129,7 +130,7 @@ def test_a_described_network_stays_as_it_was() -> None:
     network = make_nested().eval()
     before = {name: values.clone() for name, values in network.state_dict().items()}
     summarize("nested", network)
-    assert not network.training and network.chance.position is None
+    assert not network.training and rng.position() is None
     assert all(torch.equal(before[name], values) for name, values in network.state_dict().items())
 
 

@@ -8,8 +8,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from convolve import rng
 from convolve.config import PrecisionConfig
 from convolve.errors import ConfigError, NumericsError
+from convolve.layers.dropout import keyed_rand
 from convolve.numerics.emulator import NullObserver
 from convolve.numerics.execution import AutocastExecution, EmulatedExecution
 from convolve.numerics.formats import FP16
@@ -193,17 +195,22 @@ def test_half_partials_change_results_a_little_and_stay_on_the_grid():
 
 
 def test_the_random_numbers_of_dropout_are_not_rounded():
-    from convolve.config import ModelConfig
-    from convolve.models import registry
+    seen = []
 
-    network = registry.build("cnn-wide", classes=10, input_shape=(1, 8, 8), seed=0, options=ModelConfig())
-    expected = []
-    for attach in (False, True):
-        if attach:
-            EmulatedExecution(build_policy(PrecisionConfig(precision="16.16"))).attach(network)
-        network.chance.move(0, 0, 0)
-        expected.append(network.chance.uniforms("dropout", torch.Size((4, 100)), CPU))
-    assert torch.equal(*expected)
+    class Drawing(torch.nn.Module):
+        def forward(self, x):
+            seen.append(keyed_rand("dropout", torch.Size((4, 100)), CPU))
+            return x * 1.1
+
+    network = torch.nn.Sequential(Drawing())
+    arithmetic = EmulatedExecution(build_policy(PrecisionConfig(precision="16.16")))
+    with rng.at(seed=0, step=0, first=0):
+        network(torch.ones(4))
+        arithmetic.attach(network)
+        with arithmetic.window(0, 0), arithmetic.micro_batch(0):
+            y = network(torch.ones(4))
+    assert torch.equal(*seen) and not on_grid(seen[0])
+    assert on_grid(y)
 
 
 def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve.errors import DeviceError
+from convolve.interpreter import code_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +121,7 @@ def probe(operation: str, number_format: str, *, limited: bool) -> Capability:
     if limited:
         environment[ISA_LIMIT] = SAFE_ISA
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROBE, operation, number_format],
+        [sys.executable, "-W", "ignore", *code_arguments(_PROBE, operation, number_format)],
         capture_output=True,
         text=True,
         env=environment,

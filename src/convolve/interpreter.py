@@ -10,12 +10,6 @@ import site
 import sys
 from pathlib import Path
 
-_BOOT = (
-    "import runpy, sys; "
-    "count = int(sys.argv[1]); sys.path[:0] = sys.argv[2:2 + count]; sys.argv = sys.argv[2 + count:]; "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
-
 
 def import_roots() -> list[str]:
     """Return the folders a child may import from besides the interpreter's own: convolve, PYTHONPATH, user packages.
@@ -28,10 +22,15 @@ def import_roots() -> list[str]:
     return list(dict.fromkeys(roots))
 
 
+def code_arguments(code: str, *arguments: str) -> list[str]:
+    """Return interpreter arguments that run a piece of code as `python -c` would, without the current folder."""
+    return ["-I", "-c", f"import sys; sys.path[:0] = {import_roots()!r}\n{code}", *arguments]
+
+
 def module_arguments(module: str, *arguments: str) -> list[str]:
     """Return interpreter arguments that run a module as `python -m` would, without the current folder."""
-    roots = import_roots()
-    return ["-I", "-c", _BOOT, str(len(roots)), *roots, module, *arguments]
+    code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return code_arguments(code, *arguments)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

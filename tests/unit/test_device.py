@@ -82,3 +82,10 @@ def test_an_unknown_device_lists_what_there_is(name):
 def test_the_cpu_can_always_be_chosen():
     assert device.select("cpu").type == "cpu"
     assert device.available()[-1] == "cpu"
+
+
+def test_the_probe_does_not_import_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise SystemExit('imported from the current folder')")
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert device.probe("matmul", "float32", limited=False).works

@@ -219,6 +219,7 @@ def run_pip(requirement: str, folder: Path) -> Path:
     """The wheel that `pip download` puts into `folder`; only wheels are accepted, since other packages run code."""
     command = [
         sys.executable,
+        "-I",
         "-m",
         "pip",
         "download",

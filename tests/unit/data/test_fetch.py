@@ -21,10 +21,10 @@ CHILD = """
 import pickle, sys
 from pathlib import Path
 from convolve.data.fetch import fetch_entry
-from convolve.download import Patience, ignore_progress
+from convolve.download import Timeouts, ignore_progress
 entry, folder = pickle.loads(bytes.fromhex(sys.argv[1]))
 print("started", flush=True)
-fetch_entry(entry, folder, ignore_progress, Patience(reach=5, stall=20))
+fetch_entry(entry, folder, ignore_progress, Timeouts(reach=5, stall=20))
 print("done", flush=True)
 """
 

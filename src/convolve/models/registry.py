@@ -118,5 +118,5 @@ def _load(entry: EntryPoint) -> ModelSpec:
             f"model {entry.name}: {entry.value} cannot be imported ({error}); mend the package"
         ) from error
     if not isinstance(found, ModelSpec):
-        raise ConfigError(f"model {entry.name}: {entry.value} is not an Architecture; mend the package")
+        raise ConfigError(f"model {entry.name}: {entry.value} is not a ModelSpec; fix or uninstall the package")
     return found

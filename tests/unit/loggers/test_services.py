@@ -60,11 +60,11 @@ OFFLINE = """
 import sys
 from pathlib import Path
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
-from convolve.loggers.wandb import WandbWriter
+from convolve.loggers.wandb import WandbLogger
 
 folder = Path(sys.argv[1])
 for restored in (None, 2):
-    writer = WandbWriter(folder, "digits")
+    writer = WandbLogger(folder, "digits")
     writer.start(RunInfo("lenet5-1", folder, {"epochs": 2.0, "data_dir": folder}, {"network": "lenet5"}, restored))
     for step in (1, 2):
         writer.train(TrainRecord(step, 0.1, 64, 0.1, 0.5, None, 1e4, 6.4, 0.1, 1.0))

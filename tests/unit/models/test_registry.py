@@ -11,8 +11,8 @@ from convolve.models.network import Network
 SOURCE = """
 from torch import nn
 
-from convolve.models.spec import Architecture
-from convolve.layers.init import Layerwise, fan_in_uniform, zeros
+from convolve.models.spec import ModelSpec
+from convolve.layers.init import PerLayerInit, fan_in_uniform, zeros
 
 
 def blocks(order):
@@ -20,7 +20,7 @@ def blocks(order):
     return {"flatten": nn.Flatten(), "fc": nn.Linear(channels * height * width, order.classes)}
 
 
-SOFTMAX = Architecture(blocks, Layerwise(fan_in_uniform, fan_in_uniform, zeros), "softmax regression")
+SOFTMAX = ModelSpec(blocks, PerLayerInit(fan_in_uniform, fan_in_uniform, zeros), "softmax regression")
 WRONG = 5
 """
 
@@ -104,5 +104,5 @@ def test_a_package_that_cannot_be_imported_is_named(package: Path) -> None:
 
 def test_an_object_that_is_no_architecture_is_refused(package: Path) -> None:
     offer(package, "wrong = other_networks:WRONG")
-    with pytest.raises(ConfigError, match="model wrong: other_networks:WRONG is not an Architecture"):
+    with pytest.raises(ConfigError, match="model wrong: other_networks:WRONG is not a ModelSpec"):
         build("wrong")

@@ -32,7 +32,7 @@ def test_sums_that_are_ready_early_are_hidden_behind_the_rest_of_the_backward_pa
 
 def test_memory_in_32_bits_is_four_bytes_of_everything():
     found = need(StateBytes(first_moments=1, second_moments=1))
-    assert (found.weights, found.gradients, found.optimizer) == (4 * 400, 4 * 300, 8 * 300)
+    assert (found.weights, found.gradients, found.optimiser) == (4 * 400, 4 * 300, 8 * 300)
     assert found.activations == 4 * 2 * 150
     assert found.total == 1600 + 1200 + 2400 + 1200
 
@@ -41,7 +41,7 @@ def test_narrow_computation_keeps_a_copy_of_the_weights():
     mixed = need(StateBytes(weight_bytes=4, compute_bytes=2, first_moments=1))
     assert (mixed.weights, mixed.activations) == (6 * 400, 2 * 2 * 150)
     half = need(StateBytes(weight_bytes=2, compute_bytes=2, first_moments=1, second_moments=1))
-    assert (half.weights, half.gradients, half.optimizer) == (2 * 400, 2 * 300, (2 + 4) * 300)
+    assert (half.weights, half.gradients, half.optimiser) == (2 * 400, 2 * 300, (2 + 4) * 300)
 
 
 def test_a_running_average_is_one_more_set_of_weights():
@@ -49,7 +49,7 @@ def test_a_running_average_is_one_more_set_of_weights():
 
 
 def test_sharded_state_is_divided_by_the_replicas():
-    assert need(StateBytes(first_moments=1, sharers=7)).optimizer == -(-4 * 300 // 7)
+    assert need(StateBytes(first_moments=1, sharers=7)).optimiser == -(-4 * 300 // 7)
 
 
 def test_held_micro_batches_multiply_activations_and_nothing_else():

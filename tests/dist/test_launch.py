@@ -177,7 +177,7 @@ def test_a_cut_link_ends_a_job_without_restarts_in_time_with_a_line(hosts, tmp_p
     hosts.cut()
     code, output = job.finish()
     assert code == 1 and time.monotonic() - began < 40
-    assert "lost the others" in output
+    assert "lost the connection" in output
     assert "Traceback" not in output
 
 

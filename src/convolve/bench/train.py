@@ -172,7 +172,7 @@ class BenchRun:
         """Steps that do not count; they also tell how many steps a run has, the same number in all processes."""
         seconds = [*self.go(pace.warmup).seconds, *self.go(1).seconds] if pace.warmup else list(self.go(1).seconds)
         wanted = pace.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
-        self.run_steps = int(self.training.team.tell(str(wanted)))
+        self.run_steps = int(self.training.team.broadcast_str(str(wanted)))
 
     def measure(self) -> None:
         """One run that is reported, and the machine's own rate right after it."""
@@ -218,7 +218,7 @@ class BenchRun:
     def _whole_team(self, value: float) -> float:
         """A figure added up over all processes."""
         team = self.training.team
-        return float(team.add_stages(team.add_up(torch.tensor([value], dtype=torch.float64))))
+        return float(team.sum_over_stages(team.sum_over_replicas(torch.tensor([value], dtype=torch.float64))))
 
 
 def measure_matmul() -> float:
@@ -276,7 +276,7 @@ def _enter(config: Config, console: Console, stack: ExitStack) -> BenchRun:
 def _open_log(training: Session) -> LoggerGroup:
     """MLPerf's log in a run folder, where it is asked for; a measurement leaves nothing else behind."""
     config = training.config
-    if not (config.log.mlperf_logging and training.team.first):
+    if not (config.log.mlperf_logging and training.team.is_rank_zero):
         return LoggerGroup([])
     return LoggerGroup([MlperfLogger(create_run_dir(config.run, config.name) / mlperf_name(config.run.seed))])
 
@@ -303,7 +303,7 @@ def _take_turns(contestants: Sequence[BenchRun], pace: StepRate, console: Consol
 def _profile(contestant: BenchRun, trace: Path) -> list[Operator]:
     """All processes make the steps; the first one's are looked at."""
     steps = min(contestant.run_steps, PROFILED_STEPS)
-    if not contestant.training.team.first:
+    if not contestant.training.team.is_rank_zero:
         contestant.go(steps)
         return []
     return profile(lambda: contestant.go(steps), trace)

@@ -15,7 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from convolve.distributed.collectives import Collectives
+from convolve.distributed.shared_memory import open_shared_memory
 
 BUCKET_BYTES = 10 << 20
 Finish = Callable[[], None]
@@ -149,3 +153,22 @@ class BucketedAllReduce:
             bucket.unpack()
         self._sent, self._may_send = 0, False
         return last.payload
+
+
+def build(collectives: Collectives, model: nn.Module, payload_size: int) -> GradientSync:
+    """Return the gradient sync of a model: through shared memory if possible, else through sockets."""
+    if collectives.topology.replicas == 1:
+        return NoSync()
+    buckets = fill_buckets([parameter for parameter in model.parameters() if parameter.requires_grad], payload_size)
+
+    def all_reduce(flat: Tensor) -> Finish:
+        work = dist.all_reduce(flat, group=collectives.replica_group, async_op=True)
+        assert work is not None, "an asynchronous operation has a handle"
+
+        def finish() -> None:
+            work.wait()
+
+        return finish
+
+    largest = max(bucket.flat.numel() for bucket in buckets)
+    return BucketedAllReduce(buckets, open_shared_memory(collectives, largest) or all_reduce)

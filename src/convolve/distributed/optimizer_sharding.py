@@ -1,63 +1,78 @@
-"""Optimizer state shared out over replicas: each keeps, and updates with, its own part of it.
+"""Optimizer state sharded over replicas (`--rts`).
 
-Every replica has the whole gradient after the sum. It updates the parameters that it owns, and then hands them to the
-others; the result is that of a plain optimizer, with 1/N of the state in each process. Owners are chosen so that all
-have about the same number of weights to look after, by the same rule everywhere.
+After the gradient sync every replica has the whole gradient. It updates the parameters that it owns and broadcasts
+them; the result is that of a plain optimizer, with 1/N of the state in each process. All replicas compute the same
+owners, which have about the same number of weights.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from convolve.distributed.collectives import Collectives
+
 Broadcast = Callable[[Tensor, int], None]
-"""Makes a flat tensor, in place, what the replica of that number holds."""
+"""Overwrites a flat tensor with that of the replica of this number."""
 
 
 def assign_owners(sizes: Sequence[int], replicas: int) -> list[int]:
-    """The replica that owns each of several parameters: the largest first, always to the one with the least so far."""
+    """Return the replica that owns each parameter: largest first, always to the replica with the least so far."""
     loads, owners = [0] * replicas, [0] * len(sizes)
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         owner = loads.index(min(loads))
-        owners[place] = owner
-        loads[owner] += sizes[place]
+        owners[index] = owner
+        loads[owner] += sizes[index]
     return owners
 
 
 class OptimizerSharding:
-    """Which parameters this replica updates, and how it gets the others."""
+    """The parameters that this replica updates, and the broadcast of all updated parameters."""
 
-    def __init__(self, model: nn.Module, place: tuple[int, int], hand: Broadcast) -> None:
-        self._replica, self._replicas = place
-        self._hand = hand
-        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-        owners = assign_owners([one.numel() for _, one in named], self._replicas)
-        self._names = {name: owner for (name, _), owner in zip(named, owners, strict=True)}
+    def __init__(self, model: nn.Module, replica: int, replicas: int, broadcast: Broadcast) -> None:
+        self._replica, self._replicas = replica, replicas
+        self._broadcast = broadcast
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        owners = assign_owners([parameter.numel() for _, parameter in named], replicas)
+        self._owners = {name: owner for (name, _), owner in zip(named, owners, strict=True)}
 
     def owns(self, name: str) -> bool:
-        """Whether this replica keeps the state of a parameter."""
-        return self._names.get(name, self._replica) == self._replica
+        """Return whether this replica keeps the optimizer state of a parameter."""
+        return self._owners.get(name, self._replica) == self._replica
 
-    def spread(self, model: nn.Module) -> None:
-        """After an update, give the own parameters to the other replicas and take theirs."""
+    def broadcast_updated(self, model: nn.Module) -> None:
+        """Send the parameters that this replica updated to the others, and receive theirs."""
         parameters = dict(model.named_parameters())
         for owner in range(self._replicas):
-            mine = [parameters[name].data for name, one in self._names.items() if one == owner]
-            if not mine:
+            weights = [parameters[name].data for name, owned_by in self._owners.items() if owned_by == owner]
+            if not weights:
                 continue
-            flat = torch.cat([one.reshape(-1) for one in mine])
-            self._hand(flat, owner)
+            flat = torch.cat([weight.reshape(-1) for weight in weights])
+            self._broadcast(flat, owner)
             if owner != self._replica:
-                for one, part in zip(mine, flat.split([one.numel() for one in mine]), strict=True):  # type: ignore[no-untyped-call]
-                    one.copy_(part.view(one.shape))
+                sizes = [weight.numel() for weight in weights]
+                for weight, received in zip(weights, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+                    weight.copy_(received.view(weight.shape))
 
 
 class NoSharding:
-    """Every process keeps the state of all of its parameters."""
+    """Every process keeps the optimizer state of all of its parameters."""
 
     def owns(self, name: str) -> bool:
-        """It does."""
         return True
 
-    def spread(self, model: nn.Module) -> None:
-        """Nothing is missing."""
+    def broadcast_updated(self, model: nn.Module) -> None: ...
+
+
+def build(collectives: Collectives, model: nn.Module) -> OptimizerSharding | NoSharding:
+    """Return the sharding of a stage over its replicas."""
+    topology = collectives.topology
+    if topology.replicas == 1:
+        return NoSharding()
+    ranks = topology.same_stage(topology.stage)
+
+    def broadcast(flat: Tensor, replica: int) -> None:
+        dist.broadcast(flat, ranks[replica], group=collectives.replica_group)
+
+    return OptimizerSharding(model, topology.replica, topology.replicas, broadcast)

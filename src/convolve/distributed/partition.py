@@ -25,7 +25,8 @@ from torch import Tensor
 from convolve.compat.names import canonical_splits
 from convolve.config import Config
 from convolve.config.training import AUTO_SPLITS
-from convolve.distributed.collectives import Collectives
+from convolve.distributed import optimizer_sharding
+from convolve.distributed.collectives import Collectives, require_equal_weights, span_sum
 from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
 from convolve.distributed.pipeline import Pipeline
 from convolve.errors import ConfigError, suggest
@@ -112,26 +113,26 @@ class Partition:
     pipeline: Pipeline | None
 
 
-def partition_model(network: Network, config: Config, team: Collectives) -> Partition:
+def partition_model(network: Network, config: Config, collectives: Collectives) -> Partition:
     """This process's part of a network that every process has built whole, with the same weights."""
-    team.require_equal_weights(network)
+    require_equal_weights(collectives, network)
     parallel = config.parallel
     part, elsewhere, shapes = network, tuple[str, ...](), None
-    if team.topology.stages > 1:
-        stages = group_blocks(network, choose_splits(network, config, team))
+    if collectives.topology.stages > 1:
+        stages = group_blocks(network, choose_splits(network, config, collectives))
         _check_stages(network, stages)
-        own = stages[team.topology.stage]
+        own = stages[collectives.topology.stage]
         shapes = _stage_shapes(network, own)
         part = network.part(own, shapes[0])
         elsewhere = tuple(name for name in network.blocks if name not in own)
     if parallel.bn_span > 1:
         # Last, since a norm that is joined waits for the others whenever it runs.
-        _sync_batch_norms(network, part, parallel.bn_span, team)
+        _sync_batch_norms(network, part, parallel.bn_span, collectives)
     if parallel.enable_recomputation:
         part.recompute([pattern for pattern in parallel.recompute_checkpoints if _applies_here(part, network, pattern)])
-    holdings = LocalShard(elsewhere, team.share_ownership(part)) if parallel.rts else LocalShard(elsewhere)
-    pipeline = team.join_pipeline(part, shapes, parallel.pipeline_schedule) if shapes else None
-    return Partition(part, holdings, pipeline)
+    ownership = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
+    pipeline = Pipeline(part, shapes, collectives, parallel.pipeline_schedule) if shapes else None
+    return Partition(part, LocalShard(elsewhere, ownership), pipeline)
 
 
 def check_splits(network: Network, config: Config) -> None:
@@ -159,21 +160,21 @@ def check_splits(network: Network, config: Config) -> None:
     raise ConfigError(problem, tabulate_blocks(network, config.model.model))
 
 
-def choose_splits(network: Network, config: Config, team: Collectives) -> list[str]:
+def choose_splits(network: Network, config: Config, collectives: Collectives) -> list[str]:
     """The blocks at which stages begin, the first stage left out: as named, or balanced by times measured here."""
     names, stages = list(network.blocks), config.parallel.shards
     splits = canonical_splits(config.parallel.pipeline_splits, names)
     if splits != AUTO_SPLITS:
         return sorted(splits, key=names.index)
     chosen = ""
-    if team.first:
+    if collectives.is_rank_zero:
         copy = deepcopy(network)
         use_kernels(config, copy)
         times = time_blocks(copy, config.optim.batch_size, PROFILE_SECONDS).blocks
         costs, seams = [time.forward + time.backward for time in times], set(network.seams)
         begins = balance_stages(costs, stages, lambda stage, begin, end: names[begin] in seams)
         chosen = json.dumps([names[begin] for begin in begins[1:]])
-    return list(json.loads(team.tell(chosen)))
+    return list(json.loads(collectives.broadcast_str(chosen)))
 
 
 def group_blocks(network: Network, splits: list[str]) -> list[list[str]]:
@@ -216,10 +217,10 @@ def _stage_shapes(network: Network, own: list[str]) -> tuple[Shape, Shape]:
     return rows[first - 1].shape if first else network.input_shape, rows[last].shape
 
 
-def _sync_batch_norms(network: Network, part: Network, span: int, team: Collectives) -> None:
+def _sync_batch_norms(network: Network, part: Network, span: int, collectives: Collectives) -> None:
     if not any(isinstance(module, BatchNorm2d) for module in network.modules()):
         raise ConfigError(f"bn-span={span}: the network has no batch norm; leave it out, or set --norm-type batch")
-    add = team.span(span)
+    add = span_sum(collectives.topology, span)
     for module in part.modules():
         if isinstance(module, BatchNorm2d):
             module.join(span, add)

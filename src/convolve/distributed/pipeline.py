@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+
+from convolve.distributed.collectives import Collectives
 
 if TYPE_CHECKING:
     from convolve.distributed.torch_pipeline import TorchPipeline
@@ -50,14 +51,14 @@ class Pipeline:
         self,
         part: nn.Module,
         shapes: tuple[Shape, Shape],
-        place: tuple[int, int],
-        group: ProcessGroup,
+        collectives: Collectives,
         schedule: str = "interleaved",
     ) -> None:
-        self.stage, self.stages = place
+        assert collectives.stage_group is not None, "a pipeline has a process for each stage"
+        self.stage, self.stages = collectives.topology.stage, collectives.topology.stages
         self._part = part
         self._shapes = shapes
-        self._group = group
+        self._group = collectives.stage_group
         self._schedule = schedule
         self._lines: OrderedDict[tuple[int, int, bool], TorchPipeline] = OrderedDict()
 

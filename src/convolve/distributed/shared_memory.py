@@ -1,20 +1,22 @@
-"""Adding up over the processes of one host through memory that they share.
+"""Sums over the processes of one host through shared memory.
 
-For a small network a message through a socket costs more than the work. Here every process owns a slot in one mapped
-file: it writes its part and raises its turn number; once all turns are up, everybody adds all slots in the order of
-ranks, so all processes have the same bits. Two sets of slots alternate, so nobody can overwrite what a slower process
-still reads.
+For a small model a message through a socket takes longer than the computation. Here every process has a slot in a
+mapped file. It writes its part and increments its round number. When all processes have reached the round, each of them
+adds all slots in the order of ranks, so all processes have the same bits. Two sets of slots alternate, so a fast
+process cannot overwrite what a slow one still reads.
 
-    process r, turn t:   slots[t % 2][r] := part;  turns[r] := t
-                         wait until all turns >= t
+    process r, round t:  slots[t % 2][r] := part;  rounds[r] := t
+                         wait until all rounds >= t
                          sum := slots[t % 2][0] + ... + slots[t % 2][n - 1]
 
-A turn begins only when the one before is finished, so a process that is two turns ahead cannot exist: it would have
-waited for the others in between.
+A round starts only after the previous one is finished, so no process is ever two rounds ahead: it would have waited for
+the others in between.
 """
 
 import mmap
 import os
+import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,77 +24,110 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from convolve.distributed.collectives import Collectives
 from convolve.errors import ParallelError
 
 TIMEOUT_SECONDS = 300.0
 SPINS = 2000
+MAX_BYTES = 64 << 20
 
 
 class SharedMemoryAllReduce:
     """Sums flat float32 tensors of up to `capacity` elements over two or more processes of one host."""
 
     def __init__(self, path: Path, rank: int, world: int, capacity: int) -> None:
-        self._rank, self._world, self._turn = rank, world, 0
+        self._rank, self._world, self._round = rank, world, 0
         self._finish: Callable[[], None] = _noop
         head, slots = 64 * world, 2 * world * capacity * 4
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), head + slots)
-        # One cache line for each process: its turn number and its process id.
+        # One cache line for each process: its round number and its process id.
         lines = np.frombuffer(memory, np.int64, 8 * world)
-        self._turns, self._pids = lines[::8], lines[1::8]
+        self._rounds, self._pids = lines[::8], lines[1::8]
         self._pids[rank] = os.getpid()
         self._slots = np.frombuffer(memory, np.float32, 2 * world * capacity, head).reshape(2, world, capacity)
 
     @staticmethod
     def create(path: Path, world: int, capacity: int) -> None:
-        """Make the file; by one process, before the others open it."""
+        """Create the file. One process calls this before the others open it."""
         with path.open("wb") as file:
             os.truncate(file.fileno(), 64 * world + 2 * world * capacity * 4)
 
     def __call__(self, flat: Tensor) -> Callable[[], None]:
-        """Offer a part; the returned call waits for the others and leaves the sum in `flat`. So does the next offer."""
+        """Start to sum `flat` in place. The returned function waits for the sum, and so does the next call."""
         self._finish()
-        self._turn += 1
-        turn = self._turn
-        # numpy, since its calls cost a fraction of torch's, and a small network has little else to pay for.
-        own, slots = flat.numpy(), self._slots[turn % 2, :, : flat.numel()]
-        slots[self._rank] = own
-        self._turns[self._rank] = turn
+        self._round += 1
+        number = self._round
+        # numpy: its calls cost a fraction of torch's, which matters for a small model.
+        local, slots = flat.numpy(), self._slots[number % 2, :, : flat.numel()]
+        slots[self._rank] = local
+        self._rounds[self._rank] = number
 
         def finish() -> None:
             if self._finish is not finish:
-                return  # a later offer has done it
+                return  # finished by a later call
             self._finish = _noop
-            self._wait(turn)
-            np.add(slots[0], slots[1], out=own)
+            self._wait(number)
+            np.add(slots[0], slots[1], out=local)
             for rank in range(2, self._world):
-                np.add(own, slots[rank], out=own)
+                np.add(local, slots[rank], out=local)
 
         self._finish = finish
         return finish
 
-    def _wait(self, turn: int) -> None:
+    def _wait(self, number: int) -> None:
         deadline = time.perf_counter() + TIMEOUT_SECONDS
         spins = 0
-        while int(self._turns.min()) < turn:
+        while int(self._rounds.min()) < number:
             spins += 1
             if spins > SPINS:
                 time.sleep(5e-5)
-                self._require_alive(turn)
+                self._require_alive(number)
                 if time.perf_counter() > deadline:
-                    late = int(self._turns.argmin())
+                    late = int(self._rounds.argmin())
                     raise ParallelError(
-                        f"rank {late} has not answered for {TIMEOUT_SECONDS:.0f} s; it is gone or stuck"
+                        f"rank {late}: no response for {TIMEOUT_SECONDS:.0f} s; resume with `convolve restore`"
                     )
 
-    def _require_alive(self, turn: int) -> None:
-        """A process that died never answers; whoever waits for it ends at once."""
-        for rank in np.flatnonzero(self._turns < turn).tolist():
+    def _require_alive(self, number: int) -> None:
+        """Stop immediately if a process that has not reached the round has exited."""
+        for rank in np.flatnonzero(self._rounds < number).tolist():
             try:
                 os.kill(int(self._pids[rank]), 0)
             except ProcessLookupError:
-                raise ParallelError(f"rank {rank} is gone; go on with `convolve restore`") from None
+                raise ParallelError(f"rank {rank} exited; resume with `convolve restore`") from None
+
+
+def open_shared_memory(collectives: Collectives, capacity: int) -> SharedMemoryAllReduce | None:
+    """Return a sum over replicas of up to `capacity` elements, or None if they are on several hosts or too large.
+
+    Each stage has its file. Rank 0 creates their folder; both are deleted as soon as all processes have opened them.
+    """
+    topology = collectives.topology
+    host = socket.gethostname()
+    other_host = collectives.broadcast_str(host) != host
+    if collectives.any_rank(other_host or 8 * capacity * topology.replicas > MAX_BYTES):
+        return None
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    created = tempfile.mkdtemp(prefix="convolve-", dir=parent) if collectives.is_rank_zero else ""
+    folder = Path(collectives.broadcast_str(created))
+    path = folder / f"stage-{topology.stage}"
+    if topology.replica == 0:
+        SharedMemoryAllReduce.create(path, topology.replicas, capacity)
+    _barrier(collectives)
+    shared = SharedMemoryAllReduce(path, topology.replica, topology.replicas, capacity)
+    _barrier(collectives)
+    if topology.replica == 0:
+        path.unlink()
+    _barrier(collectives)
+    if collectives.is_rank_zero:
+        folder.rmdir()
+    return shared
+
+
+def _barrier(collectives: Collectives) -> None:
+    collectives.any_rank(False)  # returns after all ranks have called it
 
 
 def _noop() -> None:
-    """No turn is open."""
+    """Finish nothing: no round has started."""

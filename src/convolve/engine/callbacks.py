@@ -16,7 +16,7 @@ from typing import Any
 from convolve.checkpoint.store import AsyncSaver
 from convolve.config import Config
 from convolve.data.loader.loader import Loader
-from convolve.distributed.collectives import Collectives
+from convolve.distributed.collectives import Collectives, require_equal_weights
 from convolve.engine.ema import temporary_weights
 from convolve.engine.evaluate import LogitsFn, evaluate
 from convolve.engine.loop import Callback
@@ -165,7 +165,7 @@ class WeightCheckCallback:
     def after(self, before: int, state: TrainState, last: bool) -> None:
         """Compare if it is time."""
         if self.rhythm.due(before, state.samples):
-            self.team.require_equal_weights(state.model)
+            require_equal_weights(self.team, state.model)
 
 
 @dataclass
@@ -211,7 +211,7 @@ class SaveCallback:
             "seconds": seconds,
         }
         snapshot = state.snapshot(facts, self.team)
-        if self.team.first:
+        if self.team.is_rank_zero:
             self.saver.begin(snapshot, best=better)
 
     def _tell(self, *, wait: bool) -> None:

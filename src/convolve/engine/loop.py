@@ -93,7 +93,7 @@ def fit(
         stop = request.signal is not None
         stop_votes = train_step(state, batch, parts, stop=stop)
         if collectives.topology.world > 1:
-            stop = bool(collectives.add_stages(stop_votes) > 0)
+            stop = bool(collectives.sum_over_stages(stop_votes) > 0)
         last = state.samples >= total or stop
         for action in actions:
             action.after(before, state, last)

@@ -48,7 +48,7 @@ class RunningMetrics:
     def read(self) -> EvalResult:
         """The counts since the last reading."""
         whole = torch.cat((self._sums, self._sums.new_tensor([self._samples])))
-        loss, correct, count = self._team.add_stages(self._team.add_up(whole)).tolist()
+        loss, correct, count = self._team.sum_over_stages(self._team.sum_over_replicas(whole)).tolist()
         samples = int(count)
         self._sums.zero_()
         self._samples = 0

@@ -53,7 +53,7 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
         parts.clip(state.model)
         state.optimizer.step()
         state.arithmetic.settle(state.optimizer, parts.seed, state.step)
-        parts.ownership.spread(state.model)
+        parts.ownership.broadcast_updated(state.model)
         state.averager.follow(state.model, state.step)
     state.model.zero_grad(set_to_none=True)
     state.step += 1
@@ -79,7 +79,7 @@ def clip_to_norm(norm: float, team: Collectives) -> Clip:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         squares = norms.to(accumulation_dtype(norms.device)).square().sum()
-        length = team.add_stages(squares.view(1)).sqrt().item()
+        length = team.sum_over_stages(squares.view(1)).sqrt().item()
         if length > norm:
             torch._foreach_mul_(gradients, norm / length)
 

@@ -99,7 +99,7 @@ def lock_run(folder: Path, team: Collectives) -> Iterator[None]:
     The system lets go of it when the holder ends, however it ends. A disk without locks cannot tell, and is believed.
     """
     with ExitStack() as stack:
-        refusal = team.tell(_try_lock(folder, stack) if team.first else "").strip()
+        refusal = team.broadcast_str(_try_lock(folder, stack) if team.is_rank_zero else "")
         if refusal:
             raise ParallelError(refusal)
         yield

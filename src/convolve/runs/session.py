@@ -25,6 +25,7 @@ from convolve.config.loading import build, dump, parse
 from convolve.config.training import AUTO_SPLITS
 from convolve.data.build import DataModule, name_dataset
 from convolve.data.loader.loader import ReplicaShard, StepBatch
+from convolve.distributed import gradient_sync
 from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
 from convolve.distributed.gradient_sync import GradientSync
 from convolve.distributed.partition import check_splits, partition_model
@@ -130,7 +131,7 @@ class Session:
             self.folder,
             lambda kind, **facts: self.writer.event(kind, **facts),
             (self.total, len(self.loader)),
-            self.team.agree,
+            self.team.any_rank,
         )
         self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
         numerics.arithmetic.attach(self.state.model)
@@ -140,7 +141,7 @@ class Session:
 
     def write_config(self) -> None:
         """Store the resolved config, which is enough to repeat the run, and the drawing if one is asked for."""
-        if not self.team.first:
+        if not self.team.is_rank_zero:
             return
         (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
         if self.config.log.draw_graph:
@@ -151,7 +152,7 @@ class Session:
         path, snapshot = self.store.newest(self.console.say)
         self.state.restore(snapshot)
         self.best_accuracy = float(snapshot.state.get("best_accuracy", -1.0))
-        if snapshot.state.get("best") and self.team.first:
+        if snapshot.state.get("best") and self.team.is_rank_zero:
             # A kill between the save and its mark leaves the best checkpoint unmarked.
             self.store.mark_best(path)
         self.earlier_seconds = float(snapshot.state.get("seconds", 0.0))
@@ -175,7 +176,9 @@ class Session:
 
     def _open_files(self) -> LoggerGroup:
         """The first process writes for all."""
-        return open_loggers(self.config.log, self.folder, self.config.run.seed) if self.team.first else LoggerGroup([])
+        if not self.team.is_rank_zero:
+            return LoggerGroup([])
+        return open_loggers(self.config.log, self.folder, self.config.run.seed)
 
     def _run(self) -> TrainReport:
         actions = self.assemble()
@@ -187,7 +190,7 @@ class Session:
         if stopped_by is not None:
             return self._report(actions, None, stopped_by)
         test = self._test_counts(actions)
-        if self.config.run.checkpoints and self.team.first:
+        if self.config.run.checkpoints and self.team.is_rank_zero:
             self._average()
         return self._report(actions, test, None)
 
@@ -233,7 +236,7 @@ class Session:
         config, per_epoch = self.config, len(self.loader)
         tally = RunningMetrics(self.material.device, self.team) if config.log.metrics else NullMetrics()
         # The payload of a step: batch-norm statistics and the stop flag.
-        grad_sync = self.team.synchronizer(self.state.model, len(NormStatistics(self.state.model).flat) + 1)
+        grad_sync = gradient_sync.build(self.team, self.state.model, len(NormStatistics(self.state.model).flat) + 1)
         schedule = build_schedule(config.schedule, config.settled_optim().learning_rate, RunSpan(self.total, per_epoch))
         loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
         executor = self._executor(loss, tally, grad_sync)
@@ -304,7 +307,7 @@ class Session:
     def _test_counts(self, actions: Callbacks) -> EvalResult | None:
         if self.config.run.validation_mode == "during":
             return actions.validate.newest
-        if self.config.run.validation_mode == "after" and self.config.run.checkpoints and self.team.first:
+        if self.config.run.validation_mode == "after" and self.config.run.checkpoints and self.team.is_rank_zero:
             records = validate_checkpoints(self.folder, self.store.paths(), self.material, self.writer)
             newest = records[-1]
             return EvalResult(newest.loss, newest.accuracy, newest.samples)
@@ -332,7 +335,7 @@ class Session:
             stopped_by=stopped_by,
         )
         self._tell_of_data(throughput)
-        if self.config.log.logs and self.team.first:
+        if self.config.log.logs and self.team.is_rank_zero:
             write_summary(self.folder, self._figures(report, throughput))
             if self.config.log.curves and self.config.log.metrics:
                 # Not before it is needed: matplotlib takes half a second to load.
@@ -355,7 +358,7 @@ class Session:
         if self.place.pipeline is None or not self.config.log.report:
             return self.state.model
         tensors = self.team.collect(self.state.model.state_dict())
-        if not self.team.first:
+        if not self.team.is_rank_zero:
             return self.state.model
         whole = self._build_whole()
         load_weights(whole, Snapshot({"model": tensors}, {}))
@@ -408,7 +411,7 @@ def train(config: Config, console: Console) -> TrainReport:
     with open_collectives(config.parallel) as team:
         require_same_start(team, config)
         console = rank_zero_console(team, console)
-        folder = Path(team.tell(str(create_run_dir(config.run, config.name)) if team.first else ""))
+        folder = Path(team.broadcast_str(str(create_run_dir(config.run, config.name)) if team.is_rank_zero else ""))
         with lock_run(folder, team):
             training = Session(config, folder, console, team)
             training.write_config()
@@ -465,7 +468,7 @@ def resume(folder: Path, console: Console, changes: Changes | None = None) -> Tr
 def _continue(training: Session) -> TrainReport:
     path = training.resume()
     training.console.say(f"restored {path.name}")
-    if training.team.first:
+    if training.team.is_rank_zero:
         truncate_after(training.folder, training.state.step)
     training.write_config()
     return training.run()

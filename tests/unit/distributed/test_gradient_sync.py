@@ -142,5 +142,5 @@ def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):
     other.join()
     assert other.exitcode == 0
     alone = SharedMemoryAllReduce(tmp_path / "sum", 0, 2, 4)
-    with pytest.raises(ParallelError, match="rank 1 is gone"):
+    with pytest.raises(ParallelError, match="rank 1 exited"):
         alone(torch.zeros(4))()

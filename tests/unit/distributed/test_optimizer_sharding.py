@@ -16,7 +16,7 @@ def test_owners_carry_about_the_same():
 
 def test_every_parameter_has_one_owner_among_the_replicas():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    shares = [OptimizerSharding(model, (replica, 3), lambda flat, owner: None) for replica in range(3)]
+    shares = [OptimizerSharding(model, replica, 3, lambda flat, owner: None) for replica in range(3)]
     for name, _ in model.named_parameters():
         assert sum(share.owns(name) for share in shares) == 1
 
@@ -31,10 +31,10 @@ def test_spreading_takes_the_others_values_and_keeps_the_own():
             if owner == replica:
                 flats[owner] = flat.clone()
 
-        OptimizerSharding(model, (replica, 2), note).spread(model)
+        OptimizerSharding(model, replica, 2, note).broadcast_updated(model)
 
     for replica, model in enumerate(models):
-        OptimizerSharding(model, (replica, 2), lambda flat, owner: flat.copy_(flats[owner])).spread(model)
+        OptimizerSharding(model, replica, 2, lambda flat, owner: flat.copy_(flats[owner])).broadcast_updated(model)
     one, other = (dict(model.named_parameters()) for model in models)
     assert all(torch.equal(one[name], other[name]) for name in one)
 

@@ -27,7 +27,7 @@ def value_of(snapshot: Snapshot) -> float:
 
 def reopen(folder: Path) -> tuple[Store, float]:
     """Open the store as a restore does: the newest loads without complaint, and nothing half-done is left."""
-    store = Store(folder, keep=2)
+    store = Store.open(folder, keep=2)
     said: list[str] = []
     _, snapshot = store.newest(said.append)
     assert said == []

@@ -15,12 +15,14 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve.errors import DeviceError
+from convolve.files import atomic_file
 from convolve.interpreter import code_arguments
 
 if TYPE_CHECKING:
@@ -101,14 +103,11 @@ def _recall() -> dict[str, dict[str, object]]:
 
 def _remember(name: str, ability: Capability) -> None:
     file = _probe_file()
-    draft = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    # Without a writable cache the probe runs again next time; nothing else depends on it.
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({**_recall(), name: asdict(ability)}))
-        draft.replace(file)
-    except OSError:
-        # Without a writable cache the probe runs again next time; nothing else depends on it.
-        draft.unlink(missing_ok=True)
+        with atomic_file(file) as draft:
+            draft.write_text(json.dumps({**_recall(), name: asdict(ability)}))
 
 
 def probe(operation: str, number_format: str, *, limited: bool) -> Capability:

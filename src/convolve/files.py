@@ -1,34 +1,34 @@
-"""Writes that last: a file or folder is either there as a whole or not there at all, whatever stops the process.
+"""Crash-safe files and folders: atomic writes, a lock, whole-line logs, sha256, failpoints.
 
-A place at each stage of a save where a test can kill the process.
+A file or folder written here exists completely or not at all, even after SIGKILL or a power cut. It is filled under a
+private name beside its final one, flushed to disk and renamed, and then the rename is flushed too. Private names start
+with a dot and end with the process id of the writer:
 
-With the environment variable `CONVOLVE_FAILPOINT=<stage>` the process sends itself SIGKILL the first time that stage is
-reached, so that nothing can be tidied up, as with a power cut or an out-of-memory kill. Without it nothing happens. The
-stages, in the order in which a save meets them:
+    .tmp-<name>-<token>-<pid>   being written
+    .old-<name>-<pid>           set aside while a new folder takes its name
+    .gone-<name>-<pid>          being removed
 
-    temp-made                   the private folder exists, it is empty
-    wrote:<file>                a file has its bytes, not yet fsynced; once for each file, manifest.json last
-    synced:<file>               the same file after fsync
-    temp-synced                 the private folder is complete and fsynced, not yet renamed
-    set-aside                   only when a step is replaced: the old folder has moved away
-    renamed                     the new folder has its final name, the parent is not yet fsynced
-    parent-synced               the rename will last
-    verified                    the new checkpoint was read back and is whole, nothing is pruned yet
-    withdrawn                   a folder to be removed has lost its name
-    half-removed                some of its files are gone
-    removed                     all of it is gone
-    best-renamed                the mark of the best checkpoint is in place (wrote: and synced:best.txt come before)
+`recover` restores or removes what killed processes left.
 
-One worker at a time in a folder, among all processes of a machine.
+Failpoints test this. With the environment variable `CONVOLVE_FAILPOINT=<stage>` the process sends itself SIGKILL the
+first time it reaches that stage, so no cleanup runs. Stages of an atomic file and of an atomic folder, in order:
 
-The lock belongs to an open file, so the system releases it when its holder ends, however it ends: nothing can go stale.
-The holder's process number stands in the file for people who look.
-
-Text files that hold whole lines only, and files that are replaced as a whole.
+    wrote:<file>, synced:<file>, renamed:<file>
+    temp-made                   the private folder exists and is empty
+    wrote:<file>, synced:<file> once for each file
+    temp-synced                 the private folder is complete and flushed
+    set-aside                   only if a folder is replaced: the old one has a private name
+    renamed                     the new folder has its final name
+    parent-synced               the rename is flushed
+    verified                    (checkpoints) the new folder was read back, nothing is pruned yet
+    withdrawn, half-removed, removed    a folder lost its name, then some files, then all of them
 """
 
 import errno
+import hashlib
 import os
+import re
+import secrets
 import shutil
 import signal
 import sys
@@ -40,39 +40,93 @@ from typing import IO
 
 from convolve.errors import ConvolveError
 
-
-def write_and_sync(path: Path, data: bytes, stage: str) -> None:
-    """Write a new file and wait until the disk has it; `stage` names it to the failpoints."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        failpoint(f"wrote:{stage}")
-        os.fsync(file.fileno())
-    failpoint(f"synced:{stage}")
+FAILPOINT_VARIABLE = "CONVOLVE_FAILPOINT"
+_LEFTOVER = re.compile(r"\.(tmp|old|gone)-(.+)-(\d+)")
+_CHUNK_BYTES = 1 << 20
+_LOCK_POLL_SECONDS = 0.1
+_LOCK_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
-def sync_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft to write; it replaces `path` when the block ends, and is removed if the block fails.
+
+    The draft has the name of `path`, in a private folder beside it, because some writers read or store the file name.
+    """
+    folder = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}")
     try:
-        os.fsync(descriptor)
+        folder.mkdir(mode=0o700)
+        draft = folder / path.name
+        yield draft
+        failpoint(f"wrote:{path.name}")
+        publish(draft, path)
     finally:
-        os.close(descriptor)
+        remove_quietly(folder)
+
+
+def publish(draft: Path, path: Path) -> None:
+    """Give a complete file its final name; a reader finds the old content or the new, even after a power cut."""
+    _sync(draft)
+    failpoint(f"synced:{path.name}")
+    draft.replace(path)
+    failpoint(f"renamed:{path.name}")
+    _sync(path.parent)
+
+
+def write_file(path: Path, data: bytes, raises: type[ConvolveError] = ConvolveError) -> None:
+    """Write a file atomically; on failure raise an error of type `raises`."""
+    try:
+        with atomic_file(path) as draft:
+            draft.write_bytes(data)
+    except OSError as error:
+        raise raises(describe_write_error(path, error)) from error
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder with these files, in this order, and wait until the disk has all of it."""
-    remove_quietly(path)
-    path.mkdir()
-    failpoint("temp-made")
-    for name, data in files.items():
-        write_and_sync(path / name, data, name)
-    sync_folder(path)
-    failpoint("temp-synced")
+    """Make `path` a folder with these files, written in this order; a folder that exists is replaced atomically."""
+    temp = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temp.mkdir()
+        failpoint("temp-made")
+        for name, data in files.items():
+            with (temp / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                failpoint(f"wrote:{name}")
+                os.fsync(file.fileno())
+            failpoint(f"synced:{name}")
+        _sync(temp)
+        failpoint("temp-synced")
+        _swap_in(temp, path)
+    finally:
+        remove_quietly(temp)
 
 
-def remove_folder(path: Path, withdrawn: Path) -> None:
-    """Remove a folder so that no half of it is ever seen under its name: it first moves to `withdrawn`."""
+def _swap_in(temp: Path, path: Path) -> None:
+    """Give a complete folder its final name; the folder that had it is removed last, or restored on failure."""
+    aside = path.with_name(f".old-{path.name}-{os.getpid()}")
+    replaces = path.exists()
+    if replaces:
+        remove_quietly(aside)
+        path.rename(aside)
+        failpoint("set-aside")
+    try:
+        temp.rename(path)
+    except OSError:
+        if replaces:
+            aside.rename(path)
+        raise
+    failpoint("renamed")
+    _sync(path.parent)
+    failpoint("parent-synced")
+    remove_quietly(aside)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder; it first gets a private name, so it is never seen incomplete under its own."""
+    withdrawn = path.with_name(f".gone-{path.name}-{os.getpid()}")
+    remove_quietly(withdrawn)
     path.rename(withdrawn)
     failpoint("withdrawn")
     for child in sorted(withdrawn.iterdir()):
@@ -83,7 +137,7 @@ def remove_folder(path: Path, withdrawn: Path) -> None:
 
 
 def remove_quietly(path: Path) -> None:
-    """Remove a private file or folder if that is possible; otherwise it stays behind its dot and is swept later."""
+    """Remove a private file or folder; on failure it stays under its private name for `recover`."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -91,17 +145,26 @@ def remove_quietly(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def free_space(path: Path) -> str:
-    """The room left on the disk that holds `path`, in words."""
-    try:
-        place = next(place for place in (path, *path.parents) if place.exists())
-        return f"{shutil.disk_usage(place).free / 2**20:.1f} MiB"
-    except OSError:
-        return "unknown"
+def recover(folder: Path, final_name: Callable[[str], str] = str) -> None:
+    """Clean up after killed writers: restore a folder set aside if none took its place, remove all other leftovers.
+
+    Args:
+        folder: leftovers of running processes, except this one, are kept.
+        final_name: returns the name to restore, given the one inside the private name.
+    """
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = _LEFTOVER.fullmatch(entry.name)
+        if match is None or _is_other_process(int(match[3])):
+            continue
+        final = folder / final_name(match[2])
+        if match[1] == "old" and not final.exists():
+            entry.rename(final)
+        else:
+            remove_quietly(entry)
 
 
-def is_running(pid: int) -> bool:
-    """Whether another process with this number runs on this machine; this process does not count."""
+def _is_other_process(pid: int) -> bool:
+    """Return True if another process with this id is running on this machine."""
     if pid == os.getpid():
         return False
     try:
@@ -113,17 +176,47 @@ def is_running(pid: int) -> bool:
     return True
 
 
-VARIABLE = "CONVOLVE_FAILPOINT"
+def _sync(path: Path) -> None:
+    """Wait until the disk has the data of a file, or the names in a folder."""
+    windows = sys.platform == "win32"  # opens no folders, and flushes only files that are open for writing
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file in hexadecimal, in constant memory."""
+    digest, chunk = hashlib.sha256(), bytearray(_CHUNK_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(chunk):
+            digest.update(memoryview(chunk)[:count])
+    return digest.hexdigest()
+
+
+def describe_write_error(path: Path, error: OSError, needed: int | None = None) -> str:
+    """Return the message for a failed write; with `needed` bytes it includes the free disk space."""
+    reason = error.strerror or str(error)
+    if needed is not None:
+        reason += f"; {needed / 2**20:.1f} MiB needed, {_free_space(path)} free"
+    return f"{path}: cannot write ({reason}); free disk space or fix permissions"
+
+
+def _free_space(path: Path) -> str:
+    try:
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB"
+    except OSError:
+        return "unknown"
 
 
 def failpoint(stage: str) -> None:
-    """Kill this process if the environment asks for it at this stage."""
-    if os.environ.get(VARIABLE) == stage:
+    """Kill this process if the environment requests it at this stage."""
+    if os.environ.get(FAILPOINT_VARIABLE) == stage:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-_POLL_SECONDS = 0.1
-_BUSY = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 if sys.platform == "win32":
@@ -140,13 +233,14 @@ else:
 
 
 @contextmanager
-def hold_lock(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the lock while the block runs; `waiting` is called again and again until it is free.
+def hold_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[bool]:
+    """Hold a lock among all processes of this machine; call `on_wait` repeatedly until it is free.
 
-    Yields False where the file system has no locks: the caller must then use names of its own.
+    The system releases the lock when its holder exits, so it cannot go stale. The file contains the holder's process
+    id, for people. Yields False if the file system has no locks; the caller must then use unique names.
     """
     with path.open("a+") as file:
-        locked = _lock(file, waiting)
+        locked = _lock(file, on_wait)
         if locked:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
@@ -154,39 +248,41 @@ def hold_lock(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
         yield locked
 
 
-def _lock(file: IO[str], waiting: Callable[[], None]) -> bool:
+def _lock(file: IO[str], on_wait: Callable[[], None]) -> bool:
     while True:
         try:
             _try_lock(file)
             return True
         except OSError as error:
-            if error.errno not in _BUSY:
+            if error.errno not in _LOCK_HELD:
                 return False
-        waiting()
-        time.sleep(_POLL_SECONDS)
+        on_wait()
+        time.sleep(_LOCK_POLL_SECONDS)
 
 
 class LineFile:
-    """A text file to append to. A line is with the operating system when `write` returns, all of it or nothing.
+    """Append-only text file. When `write` returns, the operating system has the whole line; if it fails, nothing."""
 
-    A last line without its end, left by a power cut, is cut off when the file is opened.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path = path
+        self._file = file
+
+    @classmethod
+    def open(cls, path: Path) -> "LineFile":
+        """Open a file to append to; an incomplete last line, left by a power cut, is removed first."""
         repair_lines(path)
         try:
-            self._file = path.open("ab", buffering=0)
+            return cls(path, path.open("ab", buffering=0))
         except OSError as error:
-            raise _failure(path, error) from error
+            raise ConvolveError(describe_write_error(path, error)) from error
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was written yet, now or by an earlier process."""
+        """Return True if the file has no lines, not even from an earlier process."""
         return os.fstat(self._file.fileno()).st_size == 0
 
     def write(self, line: str) -> None:
-        """Append one line; line ends inside it become spaces."""
+        """Append one line; line breaks inside it become spaces."""
         rest = memoryview((" ".join(line.splitlines()) + "\n").encode())
         size = os.fstat(self._file.fileno()).st_size
         try:
@@ -194,15 +290,14 @@ class LineFile:
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError as error:
             os.ftruncate(self._file.fileno(), size)
-            raise _failure(self.path, error) from error
+            raise ConvolveError(describe_write_error(self.path, error)) from error
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
         self._file.close()
 
 
 def repair_lines(path: Path) -> None:
-    """Cut off a last line that has no end."""
+    """Remove an incomplete last line."""
     try:
         data = path.read_bytes()
         if data and not data.endswith(b"\n"):
@@ -210,23 +305,4 @@ def repair_lines(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _failure(path, error) from error
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, never a part."""
-    temp = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with temp.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temp.replace(path)
-    except OSError as error:
-        raise _failure(path, error) from error
-    finally:
-        temp.unlink(missing_ok=True)
-
-
-def _failure(path: Path, error: OSError) -> ConvolveError:
-    return ConvolveError(f"{path}: cannot be written ({error.strerror}); make room or choose another --log-dir")
+        raise ConvolveError(describe_write_error(path, error)) from error

@@ -64,7 +64,7 @@ def test_options_of_the_original_systems_are_understood(old, new):
         (["train", "--learning-rate", "1", "--base-learning-rate-exponent", "-6"], "give one of them"),
         (["train", "--lr-epoch-decay", "30"], "drops are shares of the run here"),
         (["train", "--weight-avg-n", "2", "--no-checkpoints"], "checkpoints are what is averaged"),
-        (["average", "nowhere", "--mode", "mean"], "there is no such folder"),
+        (["average", "nowhere", "--mode", "mean"], "no such folder"),
         (["average", "nowhere", "--mode", "mean", "-N", "0"], "-N begins at 1"),
         (["convert", "nowhere.pth", "out.safetensors"], "there is no such file"),
     ],

@@ -168,7 +168,9 @@ def test_temporary_folders_belong_to_the_user_alone(tmp_path: Path, monkeypatch:
     finally:
         made, MADE = MADE, None
         os.umask(before)
-    private = {Path(path).name: mode for path, mode in made if Path(path).name.startswith((".convert-", "native"))}
+    private = {
+        Path(path).name: mode for path, mode in made if Path(path).name.startswith((".tmp-model.safetensors", "native"))
+    }
     assert len(private) == 2 and set(private.values()) == {0o700}
 
 

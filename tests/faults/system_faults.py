@@ -20,7 +20,7 @@ from snapshots import make, reopen
 
 def save(library, folder, number, code, pipe):
     """What the child does; it never returns."""
-    store, snapshot = Store(folder, keep=2), make(3)
+    store, snapshot = Store.open(folder, keep=2), make(3)
     library.arm(ctypes.c_long(number), code)
     try:
         store.save(snapshot)
@@ -37,7 +37,7 @@ def save(library, folder, number, code, pipe):
 def strike(library, folder, number, code):
     """Let one call fail, and see what the child said, how it ended, and what is left."""
     for step in (1, 2):
-        Store(folder, keep=2).save(make(step))
+        Store.open(folder, keep=2).save(make(step))
     ear, mouth = os.pipe()
     child = os.fork()
     if child == 0:

@@ -10,7 +10,7 @@ import pytest
 from convolve.checkpoint.manifest import encode_manifest, verify
 from convolve.checkpoint.store import Store, load
 from convolve.errors import CheckpointError
-from convolve.files import VARIABLE
+from convolve.files import FAILPOINT_VARIABLE
 from fault_ledger import Ledger
 from forked_commands import FORKS
 from snapshots import make, reopen, value_of
@@ -18,7 +18,7 @@ from snapshots import make, reopen, value_of
 FILES = ("model.safetensors", "optimizer.safetensors", "averages.safetensors", "state.json", "manifest.json")
 BEFORE = ["temp-made", *(f"{stage}:{file}" for file in FILES for stage in ("wrote", "synced")), "temp-synced"]
 AFTER = ["renamed", "parent-synced", "verified", "withdrawn", "half-removed", "removed"]
-BEST = ["wrote:best.txt", "synced:best.txt", "best-renamed"]
+BEST = ["wrote:best.txt", "synced:best.txt", "renamed:best.txt"]
 
 
 def one_line(caught: pytest.ExceptionInfo[CheckpointError]) -> str:
@@ -29,7 +29,7 @@ def one_line(caught: pytest.ExceptionInfo[CheckpointError]) -> str:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Store, Path, Path]:
-    store = Store(tmp_path / "checkpoints", keep=None)
+    store = Store.open(tmp_path / "checkpoints", keep=None)
     return store, store.save(make(1)), store.save(make(2))
 
 
@@ -111,14 +111,14 @@ def test_when_all_are_damaged_each_is_named_and_the_end_is_one_line(pair: tuple[
     for path in (older, newest):
         (path / "model.safetensors").write_bytes(b"")
     said: list[str] = []
-    with pytest.raises(CheckpointError, match="none of its 2 checkpoints is whole") as caught:
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints is intact") as caught:
         store.newest(said.append)
     one_line(caught)
     assert [name in line for name, line in zip((newest.name, older.name), said, strict=True)] == [True, True]
 
 
 def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path, keep=2)
+    store = Store.open(tmp_path, keep=2)
     for step in (1, 2):
         store.save(make(step))
     (tmp_path / "step-000000002" / "model.safetensors").write_bytes(b"")
@@ -150,13 +150,13 @@ def test_a_pipe_in_place_of_a_part_does_not_hang(pair: tuple[Store, Path, Path])
 
 
 def save_until_killed(folder: Path, stage: str, step: int, value: float) -> None:
-    os.environ[VARIABLE] = stage
-    Store(folder, keep=2).save(make(step, value))
+    os.environ[FAILPOINT_VARIABLE] = stage
+    Store.open(folder, keep=2).save(make(step, value))
 
 
 def mark_until_killed(folder: Path, stage: str, name: str) -> None:
-    os.environ[VARIABLE] = stage
-    Store(folder, keep=2).mark_best(folder / name)
+    os.environ[FAILPOINT_VARIABLE] = stage
+    Store.open(folder, keep=2).mark_best(folder / name)
 
 
 def run_and_die(act: object, *arguments: object) -> None:
@@ -171,7 +171,7 @@ def run_and_die(act: object, *arguments: object) -> None:
 def test_after_a_kill_at_any_stage_of_a_save_the_newest_good_checkpoint_loads(
     stage: str, tmp_path: Path, counted: Ledger
 ) -> None:
-    store = Store(tmp_path, keep=2)
+    store = Store.open(tmp_path, keep=2)
     for step in (1, 2):
         store.save(make(step))
     with counted.one("SIGKILL at a stage of a save"):
@@ -187,8 +187,8 @@ def test_after_a_kill_at_any_stage_of_a_save_the_newest_good_checkpoint_loads(
 def test_after_a_kill_while_a_step_is_replaced_the_old_or_the_new_one_loads(
     stage: str, tmp_path: Path, counted: Ledger
 ) -> None:
-    Store(tmp_path, keep=2).save(make(1))
-    Store(tmp_path, keep=2).save(make(2, 20.0))
+    Store.open(tmp_path, keep=2).save(make(1))
+    Store.open(tmp_path, keep=2).save(make(2, 20.0))
     with counted.one("SIGKILL at a stage of a save"):
         run_and_die(save_until_killed, tmp_path, stage, 2, 21.0)
         assert reopen(tmp_path)[1] == (20.0 if stage in ("temp-synced", "set-aside") else 21.0)
@@ -198,10 +198,10 @@ def test_after_a_kill_while_a_step_is_replaced_the_old_or_the_new_one_loads(
 def test_after_a_kill_while_the_best_is_marked_the_old_or_the_new_mark_holds(
     stage: str, tmp_path: Path, counted: Ledger
 ) -> None:
-    store = Store(tmp_path, keep=2)
+    store = Store.open(tmp_path, keep=2)
     first, second = store.save(make(1)), store.save(make(2))
     store.mark_best(first)
     with counted.one("SIGKILL at a stage of a save"):
         run_and_die(mark_until_killed, tmp_path, stage, second.name)
         store, _ = reopen(tmp_path)
-        assert store.best == (second if stage == "best-renamed" else first)
+        assert store.best == (second if stage == "renamed:best.txt" else first)

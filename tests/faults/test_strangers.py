@@ -16,7 +16,7 @@ import torch
 
 from cifar_files import write_python
 from convolve.checkpoint.manifest import encode_manifest
-from convolve.checkpoint.store import find, load
+from convolve.checkpoint.store import find_checkpoints, load
 from convolve.cli.main import dispatch
 from convolve.config.schema import DataConfig
 from convolve.data.catalog import CIFAR10, MNIST, Archive, IdxFile
@@ -118,7 +118,7 @@ def test_a_pickle_inside_a_sealed_checkpoint_is_refused_and_never_runs(how, flag
 def test_a_pickle_given_as_a_checkpoint_is_told_what_it_is(name, how, flag, tmp_path, counted):
     file = tmp_path / name
     file.write_bytes(PICKLES[how](flag))
-    for act in counted.each(KIND, (load, find)):
+    for act in counted.each(KIND, (load, find_checkpoints)):
         with pytest.raises(CheckpointError, match=name):
             act(file)
 

@@ -18,11 +18,12 @@ from convolve import device
 from convolve.alignment.compare import Agreement, compare, conclude, interval_95
 from convolve.alignment.lockstep import Difference, run_lockstep
 from convolve.alignment.page import write_alignment
-from convolve.checkpoint.store import find
+from convolve.checkpoint.store import find_checkpoints
 from convolve.config import Config
 from convolve.engine.build import open_data
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.files import write_file
 from convolve.loggers.base import Console, SilentConsole
 from convolve.loggers.files import read_table
 from convolve.numerics.policy import build_policy
@@ -214,7 +215,7 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path, console: 
             candidate.accuracies.append(float(summary["test_accuracy"]))
         _read_run(candidate, path)
         candidates.append(candidate)
-    weights = [load_file(find(path)[-1] / MODEL_FILE) for path in paths]
+    weights = [load_file(find_checkpoints(path)[-1] / MODEL_FILE) for path in paths]
     for candidate, own in zip(candidates[1:], weights[1:], strict=True):
         if set(own) != set(weights[0]):
             raise ConfigError(f"{candidate.name}: its network is not that of {candidates[0].name}; compare like runs")
@@ -232,10 +233,8 @@ def _finish(folder: Path, candidates: list[PolicyResult], plan: AlignPlan) -> Al
     verdict = conclude(candidates, plan.points)
     report = AlignReport(folder, candidates, verdict, folder / "align.html")
     write_alignment(report.page, verdict, [to_plain(candidate) for candidate in candidates])
-    (folder / "align.json").write_text(
-        json.dumps({"verdict": verdict, "candidates": [to_plain(one) for one in candidates]}, indent=1),
-        encoding="utf-8",
-    )
+    figures = {"verdict": verdict, "candidates": [to_plain(one) for one in candidates]}
+    write_file(folder / "align.json", json.dumps(figures, indent=1).encode())
     return report
 
 

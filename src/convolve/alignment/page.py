@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from convolve.files import replace_file
+from convolve.files import write_file
 
 COLORS = ("#4c78a8", "#e4572e", "#5b8c5a", "#b279a2", "#d9a441", "#6b6ecf", "#3aa6a6")
 KINDS = ("activation", "gradient", "update", "weight")
@@ -40,7 +40,7 @@ def write_alignment(path: Path, verdict: str, candidates: Sequence[Candidate]) -
         _section("Too small or too large for the format", _survey(candidates)),
         "</html>",
     ]
-    replace_file(path, "\n".join(parts).encode())
+    write_file(path, "\n".join(parts).encode())
     return path
 
 

@@ -15,6 +15,7 @@ import torch
 
 from convolve import device
 from convolve.bench.timer import Times, peak_rss_bytes, time_alternating
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import build_model, open_data
@@ -27,7 +28,6 @@ from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.runs.load import (
     TrainedModel,
-    choose_checkpoint,
     iter_test_batches,
     load_trained,
     open_run_data,

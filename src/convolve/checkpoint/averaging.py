@@ -7,7 +7,6 @@ An average is a checkpoint of its own, in `averages/<name>` of the run, without 
 averaged here like all else, which is only roughly right for batch norm: whoever has data re-estimates them afterwards.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from convolve.checkpoint.manifest import encode_manifest, verify
 from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.errors import CheckpointError
-from convolve.files import remove_quietly, sync_folder, write_folder
+from convolve.files import describe_write_error, recover, write_folder
 from convolve.run_files import AVERAGES_FOLDER, MANIFEST_FILE
 
 BlendFn = Callable[[Tensor, Tensor, int], Tensor]
@@ -61,17 +60,11 @@ def save_average(run: Path, name: str, snapshot: Snapshot) -> Path:
     path = run / AVERAGES_FOLDER / name
     files = encode(snapshot)
     files[MANIFEST_FILE] = encode_manifest(files)
-    temp = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(temp, files)
-        remove_quietly(path)
-        temp.rename(path)
-        sync_folder(path.parent)
+        recover(path.parent)
+        write_folder(path, files)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror}; make room or rights for it") from error
-    finally:
-        remove_quietly(temp)
+        raise CheckpointError(describe_write_error(path, error)) from error
     verify(path)
     return path
 

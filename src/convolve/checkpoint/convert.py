@@ -13,7 +13,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from convolve.errors import CheckpointError, ConfigError
+from convolve.files import atomic_file, describe_write_error
 
 TIME_LIMIT_SECONDS = 600
 
@@ -45,13 +45,11 @@ def convert(source: Path, target: Path) -> ConvertReport:
     if target.exists():
         raise ConfigError(f"{target}: is there already; give another name, or remove it")
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as folder:
-            made = Path(folder) / "weights.safetensors"
-            tensors = _convert_in_child(source, made)
-            size = made.stat().st_size
-            made.replace(target)
+        with atomic_file(target) as draft:
+            tensors = _convert_in_child(source, draft)
+            size = draft.stat().st_size
     except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place") from None
+        raise ConfigError(describe_write_error(target, error)) from None
     return ConvertReport(source, target, tensors, size)
 
 

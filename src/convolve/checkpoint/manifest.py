@@ -1,48 +1,46 @@
-"""The manifest: size and sha256 of each file of a checkpoint, sealed with a sha256 of itself, and written last.
+"""Manifest of a checkpoint: size and sha256 of each file, with a sha256 of the manifest itself; written last.
 
-A checkpoint without a manifest was never finished. Files are read once, compared with the manifest, and only then
-parsed, from the same bytes. Only the names that a checkpoint can have are followed, so a stranger's manifest cannot
-point elsewhere.
+A checkpoint without a manifest is incomplete. Files are read once, compared with the manifest, and only then parsed,
+from the same bytes. Only the file names of a checkpoint are accepted, so a manipulated manifest cannot point elsewhere.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from convolve.checkpoint.snapshot import FILES
 from convolve.errors import CheckpointError
+from convolve.files import file_sha256
 from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
 FORMAT = "convolve-checkpoint"
 VERSION = 1
-_MAX_MANIFEST = 2**16
-_PIECE = 2**20
-_REMEDY = "use another checkpoint, or `convolve restore RUN`, which takes the newest whole one"
+T = TypeVar("T")
+_MAX_MANIFEST_BYTES = 2**16
+_REMEDY = "use another checkpoint, or `convolve restore RUN`, which uses the newest intact one"
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What one file must be."""
+    """Expected content of one file."""
 
     sha256: str
     size: int
 
 
 def encode_manifest(files: Mapping[str, bytes]) -> bytes:
-    """The manifest of these files."""
-    entries = {name: {"bytes": len(data), "sha256": _digest(data)} for name, data in files.items()}
+    """Return the manifest of these files."""
+    entries = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()}
     return _seal({"format": FORMAT, "version": VERSION, "files": entries})
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """The entries of a checkpoint's manifest by file name; a sha256 in it identifies the content of that part."""
+    """Return the entries of a checkpoint's manifest by file name; the sha256 identifies the content of a part."""
     path = folder / MANIFEST_FILE
-    raw = _read(path, None)
+    raw = _read(path, None, Path.read_bytes)
     try:
         content = json.loads(raw)
         del content["sha256"]
@@ -50,35 +48,35 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path, "not a manifest") from None
     if sealed != raw:
-        raise _damaged(path, "its own sha256 differs")
+        raise _damaged(path, "the sha256 in it differs")
     return _parse(path, content)
 
 
 def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Each file of a checkpoint with its bytes, after they were compared with the manifest."""
+    """Yield the name and the bytes of each file of a checkpoint after comparing them with the manifest."""
     for name, entry in read_manifest(folder).items():
-        data = _read(folder / name, entry.size)
-        _compare(folder / name, _digest(data), entry)
+        data = _read(folder / name, entry.size, Path.read_bytes)
+        _compare(folder / name, _sha256(data), entry)
         yield name, data
 
 
 def verify(folder: Path) -> None:
-    """Raise CheckpointError unless every file of a checkpoint is there and whole; needs no memory for it."""
+    """Raise CheckpointError unless every file of a checkpoint is intact; uses constant memory."""
     for name, entry in read_manifest(folder).items():
-        _compare(folder / name, _digest_file(folder / name, entry.size), entry)
+        _compare(folder / name, _read(folder / name, entry.size, file_sha256), entry)
 
 
-def _compare(path: Path, found: str, entry: FileEntry) -> None:
-    if found != entry.sha256:
+def _compare(path: Path, sha256: str, entry: FileEntry) -> None:
+    if sha256 != entry.sha256:
         raise _damaged(path, f"sha256 differs from {MANIFEST_FILE}")
 
 
 def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     version = content.get("version")
     if content.get("format") != FORMAT or version != VERSION:
-        given = f"format {content.get('format')!r} version {version!r}"
+        found = f"format {content.get('format')!r} version {version!r}"
         raise CheckpointError(
-            f"{path}: {given}: this convolve reads {FORMAT!r} version {VERSION}; use the one that wrote it"
+            f"{path}: {found}: this convolve reads {FORMAT!r} version {VERSION}; use the version that wrote it"
         )
     try:
         entries = {
@@ -94,50 +92,33 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     return entries
 
 
-def _read(path: Path, size: int | None) -> bytes:
-    """The bytes of a file; `size` is what the manifest says, None for the manifest itself."""
-    with _reading(path, size) as file:
-        return file.read()
-
-
-def _digest_file(path: Path, size: int) -> str:
-    """The same as `_digest` of its bytes, a piece at a time."""
-    digest, piece = hashlib.sha256(), bytearray(_PIECE)
-    with _reading(path, size) as file:
-        while count := file.readinto(piece):
-            digest.update(memoryview(piece)[:count])
-    return digest.hexdigest()
-
-
-@contextmanager
-def _reading(path: Path, size: int | None) -> Iterator[FileIO]:
-    """A file of the right size, to be read."""
+def _read(path: Path, size: int | None, read: Callable[[Path], T]) -> T:
+    """Read a regular file of the size in the manifest; None is for the manifest itself."""
     try:
         if not path.is_file():
             raise _damaged(path, "missing")
         found = path.stat().st_size
         if size is not None and found != size:
             raise _damaged(path, f"{found} bytes instead of {size}")
-        if size is None and found > _MAX_MANIFEST:
+        if size is None and found > _MAX_MANIFEST_BYTES:
             raise _damaged(path, f"{found} bytes are too many for a manifest")
-        with path.open("rb", buffering=0) as file:
-            yield file
+        return read(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); {_REMEDY}") from error
+        raise CheckpointError(f"{path}: cannot read ({error.strerror}); {_REMEDY}") from error
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path}: damaged checkpoint ({what}); {_REMEDY}")
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged checkpoint ({problem}); {_REMEDY}")
 
 
-def _digest(data: bytes) -> str:
+def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 def _seal(content: Mapping[str, Any]) -> bytes:
-    return _canonical({**content, "sha256": _digest(_canonical(content))})
+    return _canonical({**content, "sha256": _sha256(_canonical(content))})
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
-    """The one way to write a manifest, so that any other byte is damage."""
+    """Return the only valid encoding of a manifest; any other byte is damage."""
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

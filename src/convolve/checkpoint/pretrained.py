@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from convolve.checkpoint.snapshot import describe_mismatch
-from convolve.checkpoint.store import find, find_best, load
+from convolve.checkpoint.store import choose_checkpoint, load
 from convolve.errors import CheckpointError
 from convolve.models.network import Network
 
@@ -42,9 +42,7 @@ class LoadReport:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, of a checkpoint, or of a run's best or newest checkpoint."""
     if path.is_dir():
-        paths = find(path)
-        chosen = paths[0] if len(paths) == 1 else find_best(paths[-1].parent) or paths[-1]
-        return load(chosen).tensors["model"]
+        return load(choose_checkpoint(path)).tensors["model"]
     if not path.is_file():
         raise CheckpointError(f"init-path={path}: there is no such file or folder")
     try:

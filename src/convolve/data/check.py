@@ -23,12 +23,12 @@ from convolve.data.fingerprint import ContentMatch, compare_contents
 from convolve.data.image_io import Decoder
 from convolve.data.loader.decoding import EncodedImages, EncodedSource
 from convolve.data.lookup import ORIGIN, cache_folder, how_to_provide, infer_entry, is_cached, open_dataset
-from convolve.data.prepare import hash_file
 from convolve.data.readers.detect import open_images
 from convolve.data.readers.known import describe_layouts, read_place
 from convolve.data.readers.webdataset import read_metadata
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError, suggest
+from convolve.files import file_sha256
 
 MIN_SIDE = 16
 
@@ -88,7 +88,7 @@ def check_files(root: Path, progress: Progress) -> Iterator[Issue]:
         path = root / Path(str(name)).name
         if not path.is_file():
             yield Issue("checksum", str(path), "is missing")
-        elif hash_file(path) != expected:
+        elif file_sha256(path) != expected:
             yield Issue("checksum", str(path), "has other contents than were written")
 
 

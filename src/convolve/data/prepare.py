@@ -32,6 +32,7 @@ from convolve.data.readers.webdataset import METADATA
 from convolve.data.transforms.augment import center_box
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError
+from convolve.files import atomic_file, file_sha256, publish, recover, write_file
 
 TAR_FORMAT = "webdataset"
 STATE = ".prepare.json"
@@ -91,7 +92,9 @@ def _start(
         elif any(target.iterdir()):
             raise ConfigError(f"{target}: is not empty; give a new folder")
         else:
-            state.write_text(json.dumps(about), encoding="utf-8")
+            with atomic_file(state) as draft:
+                draft.write_text(json.dumps(about), encoding="utf-8")
+        recover(target)
     except (OSError, ValueError) as error:
         raise DataError(f"{target}: cannot be used ({error}); give a new folder") from error
 
@@ -111,7 +114,7 @@ def _finish(
     checksums = {}
     for number, path in enumerate(files):
         progress("checksums", number, len(files))
-        checksums[path.name] = hash_file(path)
+        checksums[path.name] = file_sha256(path)
     facts = {
         "format": RAW_FORMAT if options.kind == "raw" else TAR_FORMAT,
         "train_length": len(sources[0]),
@@ -121,21 +124,10 @@ def _finish(
         "classes": list(dataset.classes),
         "checksums": checksums,
     }
-    draft = target / f".{METADATA}.tmp"
-    draft.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, target / METADATA)
+    write_file(target / METADATA, (json.dumps(facts, indent=1) + "\n").encode())
     (target / STATE).unlink()
     stored = sum(path.stat().st_size for path in files)
     return Prepared(str(target), options.kind, len(sources[0]), len(sources[1]), len(files), stored)
-
-
-def hash_file(path: Path) -> str:
-    """The sha256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _crop_square(decoder: Decoder, row: int, size: int) -> Images:
@@ -173,8 +165,7 @@ def _write_raw(
                 sink.write(pixels.tobytes())
             sink.flush()
             progress(f"prepare {split}", rows.stop, len(source))
-        os.fsync(sink.fileno())
-    os.replace(draft, path)
+    publish(draft, path)
 
 
 def _npy_header(shape: tuple[int, ...]) -> bytes:
@@ -197,14 +188,12 @@ def _write_shards(
         path = target / f"{split}-{number:06d}.tar"
         rows = range(start, min(start + options.shard_samples, len(source)))
         if not path.exists():
-            draft = target / f".{path.name}.part"
-            with tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
+            with atomic_file(path) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
                 for row, (ending, data) in zip(rows, pool.map(make, rows), strict=True):
                     for name, content in _members(source, row, ending, data):
                         member = tarfile.TarInfo(name)
                         member.size = len(content)
                         archive.addfile(member, io.BytesIO(content))
-            os.replace(draft, path)
         progress(f"prepare {split}", rows.stop, len(source))
 
 

@@ -212,11 +212,11 @@ class SaveCallback:
         }
         snapshot = state.snapshot(facts, self.team)
         if self.team.is_rank_zero:
-            self.saver.begin(snapshot, best=better)
+            self.saver.save(snapshot, best=better)
 
     def _tell(self, *, wait: bool) -> None:
         """Note the checkpoint that was finished since the last time."""
-        path = self.saver.finished(wait=wait)
+        path = self.saver.poll(wait=wait)
         if path is not None:
             self.writer.event("checkpoint", path=path.name, step=step_of(path))
 

@@ -1,10 +1,9 @@
 """`convolve export`: write a trained model as a file for other programs, and verify it before it is saved.
 
-The file is written under a draft name, opened again and run at batch sizes 1, 2 and 7. Its logits must match those of
+The file is written as a draft, opened again and run at batch sizes 1, 2 and 7. Its logits must match those of
 the model to 1e-4 of the largest logit; weights without a graph must match exactly. Otherwise the draft is deleted.
 """
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from convolve import device
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.data.build import DataModule
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.export.formats import (
@@ -26,13 +26,13 @@ from convolve.export.formats import (
     write_export,
 )
 from convolve.export.quantize import CALIBRATION_IMAGES, quantize
+from convolve.files import atomic_file
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.run_files import CHECKPOINTS_FOLDER, export_name
 from convolve.runs.load import (
     TrainedModel,
-    choose_checkpoint,
     iter_test_batches,
     load_trained,
     open_run_data,
@@ -78,20 +78,16 @@ def export(path: Path, name: str, console: Console, *, output: Path | None = Non
     trained = load_trained(checkpoint, where="cpu")
     device.configure(trained.config.run.threads)
     target = output or _default_target(checkpoint, name, int8)
-    draft = target.with_name(f"draft-{os.getpid()}-{target.name}")
     console.say(f"Exporting {trained.config.model.model} of {checkpoint} as {name}{' (int8)' if int8 else ''}")
     metadata = metadata_of(trained)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_export(name, export_module(trained, name), metadata, draft)
-        verified = _verify(name, draft, trained, target)
-        accuracies = _quantize(draft, trained, metadata, console) if int8 else (None, None, 0)
-        draft.replace(target)
+        with atomic_file(target) as draft:
+            write_export(name, export_module(trained, name), metadata, draft)
+            verified = _verify(name, draft, trained, target)
+            accuracies = _quantize(draft, trained, metadata, console) if int8 else (None, None, 0)
     except OSError as error:
         raise ConvolveError(f"{target}: cannot write ({error.strerror}); choose another --output") from error
-    finally:
-        if target.parent.is_dir():
-            draft.unlink(missing_ok=True)
     seconds = time.perf_counter() - start
     size = target.stat().st_size
     return ExportReport(target, name, size, seconds, verified.batches, verified.largest_difference, int8, *accuracies)

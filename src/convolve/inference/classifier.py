@@ -14,17 +14,18 @@ import numpy.typing as npt
 import torch
 
 from convolve import device
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.data.dataset import Images
 from convolve.data.image_io import read_image
 from convolve.errors import ConvolveError, DataError
-from convolve.files import replace_file
+from convolve.files import write_file
 from convolve.inference.gradcam import Heatmaps, grad_cam, overlay_png
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.inference.preprocess import preprocess
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.models.network import Network
-from convolve.runs.load import choose_checkpoint, load_trained
+from convolve.runs.load import load_trained
 
 BATCH_SIZE = 256
 Probabilities = npt.NDArray[np.float32]
@@ -161,7 +162,7 @@ def _write_overlays(inputs: dict[Path, Images], heatmaps: Heatmaps, folder: Path
     written = []
     for (path, pixels), heatmap in zip(inputs.items(), heatmaps, strict=True):
         target = _unused_name(folder, path.stem)
-        replace_file(target, overlay_png(pixels, heatmap))
+        write_file(target, overlay_png(pixels, heatmap))
         written.append(str(target))
     return written
 

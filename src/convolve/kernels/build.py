@@ -15,7 +15,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from convolve import device
+from convolve.files import atomic_file
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
@@ -122,12 +122,11 @@ def _require_private(folder: Path) -> None:
 
 
 def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
-    """Compile into a file of our own first: other processes see the whole library or none."""
+    """Compile to a file that appears only when it is complete."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise _BuildError("no C compiler")
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        draft = Path(scratch) / path.name
+    with atomic_file(path) as draft:
         done = subprocess.run(
             [compiler, *OPTIONS, *options, "-x", "c", "-", "-o", str(draft)],
             input=source,
@@ -137,4 +136,3 @@ def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
         )
         if done.returncode:
             raise _BuildError(f"{compiler} failed: {done.stderr.decode(errors='replace'):.200}")
-        draft.replace(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
-from convolve.files import LineFile, repair_lines, replace_file
+from convolve.files import LineFile, repair_lines, write_file
 from convolve.loggers.base import (
     Logger,
     LoggerGroup,
@@ -67,7 +67,7 @@ class JsonlLogger:
     """Everything that happens in events.jsonl: one JSON object per line, with `kind` and `time` in each."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = LineFile(folder / EVENTS_FILE)
+        self._file = LineFile.open(folder / EVENTS_FILE)
 
     def start(self, run: RunInfo) -> None:
         """Write who starts, with the whole config."""
@@ -94,7 +94,7 @@ class TextLogger:
     """Everything that happens in log.txt, as lines to read."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = LineFile(folder / LOG_FILE)
+        self._file = LineFile.open(folder / LOG_FILE)
 
     def start(self, run: RunInfo) -> None:
         """Write which run it is and what is known about it."""
@@ -146,7 +146,7 @@ def encode_event(kind: str, **facts: object) -> str:
 
 def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord]) -> LineFile:
     header = _row([field.name for field in fields(record)])
-    file = LineFile(path)
+    file = LineFile.open(path)
     if file.empty:
         file.write(header)
         return file
@@ -176,7 +176,7 @@ def truncate_after(folder: Path, step: int) -> None:
     for name in (TRAINING_FILE, VALIDATION_FILE):
         _truncate_table(folder / name, step)
     if (folder / EVENTS_FILE).exists():
-        events = LineFile(folder / EVENTS_FILE)
+        events = LineFile.open(folder / EVENTS_FILE)
         events.write(encode_event("restored", step=step))
         events.close()
 
@@ -233,7 +233,7 @@ def _truncate_table(path: Path, step: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     kept = lines[:1] + [line for line, row in zip(lines[1:], read_table(path), strict=True) if _step(path, row) <= step]
     if kept != lines:
-        replace_file(path, b"".join(kept))
+        write_file(path, b"".join(kept))
 
 
 def _step(path: Path, row: dict[str, str]) -> int:

@@ -44,7 +44,7 @@ class MlperfLogger:
     """Writes the log. After a restore it goes on where it was; the run then has its start and its stop once each."""
 
     def __init__(self, path: Path) -> None:
-        self._file = LineFile(path)
+        self._file = LineFile.open(path)
         self._epochs = 1.0
         self._first = 0.0
         self._waiting: int | None = None

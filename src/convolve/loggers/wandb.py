@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from convolve.errors import ConfigError, ExtraError
-from convolve.files import replace_file
+from convolve.files import write_file
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, _figures, to_json
 from convolve.run_files import WANDB_ID_FILE
 
@@ -73,5 +73,5 @@ class WandbLogger:
             return self._id_file.read_text().strip()
         self._id_file.parent.mkdir(parents=True, exist_ok=True)
         made = secrets.token_hex(6)
-        replace_file(self._id_file, f"{made}\n".encode())
+        write_file(self._id_file, f"{made}\n".encode())
         return made

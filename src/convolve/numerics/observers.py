@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from convolve.errors import ConfigError, NumericsError
+from convolve.files import atomic_file
 from convolve.numerics.emulator import NullObserver, Observer, OverflowEvent
 from convolve.numerics.formats import Format
 from convolve.numerics.op_location import OpLocation
@@ -177,7 +178,8 @@ def write_dump(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) ->
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
     statistics = {name: describe_tensor(x) for name, x in plain.items()}
-    save_file(plain, path, metadata={**facts, "statistics": json.dumps(statistics)})
+    with atomic_file(path) as draft:
+        save_file(plain, draft, metadata={**facts, "statistics": json.dumps(statistics)})
     return path
 
 

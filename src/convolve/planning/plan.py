@@ -11,6 +11,7 @@ from convolve.distributed.pipeline import effective_schedule, ideal_bubble
 from convolve.engine.build import build_on_meta
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError
+from convolve.files import write_file
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.models.network import Network
 from convolve.numerics.formats import DEVICE_MODELS
@@ -279,7 +280,4 @@ def _estimate_speed(step: StepTime, norms: float, size: tuple[int, RunLength], s
 def write_schedule(plan: Plan, timetable: PipelineSchedule, path: Path) -> None:
     """Draw the passes of one step into a file."""
     title = f"{plan.name}: {plan.passes.schedule}"
-    try:
-        path.write_text(draw_schedule(timetable, title), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}; give another file") from None
+    write_file(path, draw_schedule(timetable, title).encode(), ConfigError)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from convolve.errors import ConvolveError
-from convolve.files import replace_file
+from convolve.files import write_file
 from convolve.loggers.files import Points, read_points, read_table
 from convolve.run_files import CURVES_FILE, TRAINING_FILE, VALIDATION_FILE
 
@@ -39,7 +39,7 @@ def draw_curves(folder: Path) -> Path:
     _draw_rate(rate, read_points(training, "learning_rate"))
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    replace_file(folder / CURVES_FILE, picture.getvalue())
+    write_file(folder / CURVES_FILE, picture.getvalue())
     return folder / CURVES_FILE
 
 

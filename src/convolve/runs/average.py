@@ -23,7 +23,7 @@ from torch import nn
 from convolve import device
 from convolve.checkpoint.averaging import average_weights, exponential, mean, replace_weights, save_average
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.checkpoint.store import find, load
+from convolve.checkpoint.store import find_checkpoints, load
 from convolve.config import Config
 from convolve.data.build import DataModule, load_dataset
 from convolve.data.loader.loader import Loader
@@ -77,7 +77,7 @@ class AverageReport:
 
 def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str | None = None) -> AverageReport:
     """Average the checkpoints of a run, measure batch-norm statistics, store and validate the result."""
-    paths = choose_checkpoints(find(folder), recipe)
+    paths = choose_checkpoints(find_checkpoints(folder), recipe)
     saved = save_average_of(folder, paths, recipe, name)
     trained = load_trained(saved)
     config = trained.config

@@ -6,18 +6,20 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.config import Config, ModelConfig
 from convolve.config.loading import load_entries, parse, resolve
 from convolve.data.build import count_used
 from convolve.data.catalog import dataset_info
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError
+from convolve.files import write_file
 from convolve.models import registry
 from convolve.models.network import Shape
 from convolve.models.summary import ModelSummary, draw_svg, summarize
 from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.run_files import CONFIG_FILE
-from convolve.runs.load import choose_checkpoint, load_trained
+from convolve.runs.load import load_trained
 
 DEFAULTS = ModelConfig()
 
@@ -60,10 +62,7 @@ def describe_named(
 
 def write_svg(description: ModelSummary, path: Path) -> None:
     """Draw a network into a file."""
-    try:
-        path.write_text(draw_svg(description), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}; give another file") from None
+    write_file(path, draw_svg(description).encode(), ConfigError)
 
 
 POINTS = 201

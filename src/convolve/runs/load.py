@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convolve import device
-from convolve.checkpoint.store import find, find_best, load
+from convolve.checkpoint.store import load
 from convolve.config import Config
 from convolve.config.loading import build
 from convolve.data.build import DataModule, load_dataset
@@ -52,14 +52,6 @@ def load_trained(path: Path, *, where: str | None = None) -> TrainedModel:
     network = build_model(config, transform, len(classes), device.select(where or config.run.device))
     load_weights(network, snapshot)
     return TrainedModel(path, config, network.eval(), transform, classes, step, epoch)
-
-
-def choose_checkpoint(path: Path) -> Path:
-    """The checkpoint to use: the one named, else the run's best by validation, else its newest."""
-    paths = find(path)
-    if len(paths) == 1:
-        return paths[0]
-    return find_best(paths[-1].parent) or paths[-1]
 
 
 BATCH = 256

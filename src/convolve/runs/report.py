@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from convolve import __version__, device
-from convolve.checkpoint.store import load
+from convolve.checkpoint.store import choose_checkpoint, load
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
-from convolve.files import replace_file
+from convolve.files import write_file
 from convolve.loggers.base import Console, timestamp
 from convolve.loggers.files import Points, read_points
 from convolve.models.network import Network
@@ -23,7 +23,7 @@ from convolve.report.numerics_section import read_numerics
 from convolve.report.page import RunReport, render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
 from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
-from convolve.runs.load import BATCH, TrainedModel, choose_checkpoint, load_trained, open_run_data, to_pixels
+from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
 
 COMPARISON_FILE = "comparison.html"
 
@@ -91,7 +91,7 @@ def _write(path: Path, stories: list[RunReport]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConvolveError(f"{path}: cannot be written ({error.strerror}); choose another --output") from error
-    replace_file(path, render(stories, timestamp()).encode())
+    write_file(path, render(stories, timestamp()).encode())
     return path
 
 

@@ -58,6 +58,7 @@ from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts, clip_to_norm, no_clipping
 from convolve.engine.throughput import Throughput, Timer
 from convolve.errors import CheckpointError, ConfigError
+from convolve.files import write_file
 from convolve.layers.batch_norm import NormStatistics
 from convolve.loggers.base import Console, Logger, LoggerGroup, RunInfo
 from convolve.loggers.files import open_loggers, truncate_after
@@ -106,7 +107,7 @@ class Session:
         self.config = name_dataset(config, self.material.dataset.name)
         self.loader = self.material.train_loader()
         self.total = run_samples(config, len(self.loader))
-        self.store = Store(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints)
+        self.store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints)
         model = build_model(config, self.material.transform, len(self.material.dataset.classes), self.material.device)
         if not self.store.paths():
             initialize_weights(model, config, self.loader, console)
@@ -143,7 +144,7 @@ class Session:
         """Store the resolved config, which is enough to repeat the run, and the drawing if one is asked for."""
         if not self.team.is_rank_zero:
             return
-        (self.folder / CONFIG_FILE).write_text(dump(self.config), encoding="utf-8")
+        write_file(self.folder / CONFIG_FILE, dump(self.config).encode())
         if self.config.log.draw_graph:
             write_svg(summarize(self.config.model.model, self._build_whole()), self.folder / GRAPH_FILE)
 
@@ -376,7 +377,7 @@ class Session:
             )
         if self.loader.skipped:
             lines = "".join(f"{line}\n" for line in self.loader.skipped)
-            (self.folder / BAD_SAMPLES_FILE).write_text(lines, encoding="utf-8")
+            write_file(self.folder / BAD_SAMPLES_FILE, lines.encode())
 
     def _figures(self, report: TrainReport, throughput: Throughput) -> dict[str, Any]:
         config = self.config

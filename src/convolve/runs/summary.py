@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from convolve.errors import ConvolveError, suggest
-from convolve.files import replace_file
+from convolve.files import write_file
 from convolve.loggers.base import to_json
 from convolve.run_files import SUMMARY_FILE
 
@@ -65,7 +65,7 @@ def write_summary(folder: Path, figures: Mapping[str, object]) -> Path:
         _check_figure(key, value)
     path = folder / SUMMARY_FILE
     ordered = {key: to_json(figures[key]) for key in known if key in figures}
-    replace_file(path, (json.dumps(ordered, indent=2, allow_nan=False) + "\n").encode())
+    write_file(path, (json.dumps(ordered, indent=2, allow_nan=False) + "\n").encode())
     return path
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from convolve import device
 from convolve.checkpoint.averaging import list_averages
-from convolve.checkpoint.store import find
+from convolve.checkpoint.store import find_checkpoints
 from convolve.data.build import DataModule, load_dataset
 from convolve.engine.build import match_training_numerics
 from convolve.engine.callbacks import validation_record
@@ -50,7 +50,7 @@ def validate(
         data_dir: where the data lie, if no longer where they were in training.
         batch_size: samples in one pass, if not as the config says.
     """
-    paths = find(path)
+    paths = find_checkpoints(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
     given = {"data_dir": data_dir, "valid_batch_size": batch_size}
     options = {name: value for name, value in given.items() if value is not None}

@@ -18,11 +18,11 @@ from types import FrameType
 from typing import Any
 
 from convolve import __version__
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.errors import ConfigError, ExtraError
 from convolve.inference.classifier import Classifier
 from convolve.loggers.base import Console
 from convolve.run_files import CHECKPOINTS_FOLDER, MANIFEST_FILE
-from convolve.runs.load import choose_checkpoint
 from convolve.serving.batcher import BatchPolicy
 from convolve.serving.requests import Limits
 

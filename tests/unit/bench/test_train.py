@@ -67,7 +67,8 @@ def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
         one.go(steps)
     report = session.train(digits(iterations=7, run_dir=tmp_path / "run", report=False, curves=False), SilentConsole())
     assert one.training.state.step == report.steps == 7
-    from convolve.runs.load import choose_checkpoint, load_trained
+    from convolve.checkpoint.store import choose_checkpoint
+    from convolve.runs.load import load_trained
 
     trained = load_trained(choose_checkpoint(tmp_path / "run")).network
     assert torch.equal(weights(one.training.state.model), weights(trained))

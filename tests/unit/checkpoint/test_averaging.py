@@ -3,7 +3,7 @@ import torch
 
 from convolve.checkpoint.averaging import average_weights, exponential, list_averages, mean, save_average
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.checkpoint.store import find, load
+from convolve.checkpoint.store import find_checkpoints, load
 from convolve.errors import CheckpointError
 
 
@@ -45,5 +45,5 @@ def test_nothing_to_average_is_an_error():
 def test_an_average_is_a_checkpoint_with_a_name(tmp_path):
     first = save_average(tmp_path, "mean-2", Snapshot({"model": {"w": torch.ones(2)}}, {"step": 4}))
     save_average(tmp_path, "mean-2", Snapshot({"model": {"w": torch.zeros(2)}}, {"step": 4}))
-    assert find(first) == [first] == list_averages(tmp_path)
+    assert find_checkpoints(first) == [first] == list_averages(tmp_path)
     assert not load(first).tensors["model"]["w"].any()

@@ -34,7 +34,7 @@ DTYPES = [
 
 
 def round_trip(snapshot: Snapshot, folder: Path) -> Snapshot:
-    return load(Store(folder, keep=None).save(snapshot))
+    return load(Store.open(folder, keep=None).save(snapshot))
 
 
 def make_bytes(count: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_loaded_tensors_can_be_written_to(tmp_path: Path) -> None:
 )
 def test_absent_parts_are_not_there(parts: list[str], tmp_path: Path) -> None:
     tensors = {part: {f"{part}.x": torch.ones(2)} for part in parts}
-    path = Store(tmp_path, keep=None).save(Snapshot(tensors, {"step": 1}))
+    path = Store.open(tmp_path, keep=None).save(Snapshot(tensors, {"step": 1}))
     assert set(load(path).tensors) == set(parts)
     assert {file.name for file in path.iterdir()} == {"state.json", "manifest.json"} | {
         f"{part}.safetensors" for part in parts
@@ -118,7 +118,7 @@ def test_equal_snapshots_give_equal_bytes_whatever_the_order_of_their_names() ->
 
 
 def test_the_manifest_has_the_sha256_and_size_of_each_file(tmp_path: Path) -> None:
-    path = Store(tmp_path, keep=None).save(Snapshot({"model": {"x": torch.ones(9)}}, {"step": 1}))
+    path = Store.open(tmp_path, keep=None).save(Snapshot({"model": {"x": torch.ones(9)}}, {"step": 1}))
     for name, entry in read_manifest(path).items():
         data = (path / name).read_bytes()
         assert (entry.sha256, entry.size) == (hashlib.sha256(data).hexdigest(), len(data))
@@ -127,7 +127,7 @@ def test_the_manifest_has_the_sha256_and_size_of_each_file(tmp_path: Path) -> No
 @pytest.mark.parametrize("step", [None, -1, True, 1.0, "1"], ids=repr)
 def test_a_state_without_a_whole_step_is_refused(step: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"step={step!r}"):
-        Store(tmp_path, keep=None).save(Snapshot({}, {"step": step}))
+        Store.open(tmp_path, keep=None).save(Snapshot({}, {"step": step}))
 
 
 @pytest.mark.parametrize(

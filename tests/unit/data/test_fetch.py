@@ -178,7 +178,7 @@ def test_the_work_of_a_killed_process_is_taken_up(server: Server, sample: Sample
         while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
             time.sleep(0.02)
         os.kill(child.pid, signal.SIGKILL)
-    (tmp_path / "to" / ".left.tmp").write_bytes(b"half")
+    (tmp_path / "to" / ".tmp-left-1").write_bytes(b"half")
     server.mode = "normal"
     server.let_go.set()
     fetch_entry(entry, tmp_path / "to", ignore_progress, QUICK)

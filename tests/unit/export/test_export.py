@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from convolve import rng
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.cli.main import dispatch
 from convolve.config.schema import ModelConfig
 from convolve.data.transforms.normalize import Transform
@@ -23,7 +24,7 @@ from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 from convolve.runs import session
-from convolve.runs.load import choose_checkpoint, iter_test_batches, load_trained, open_run_data, to_pixels
+from convolve.runs.load import iter_test_batches, load_trained, open_run_data, to_pixels
 from digit_runs import digits_config
 from norm_steps import settle
 

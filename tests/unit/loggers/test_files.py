@@ -207,7 +207,7 @@ def test_a_line_torn_by_a_power_cut_is_cut_off_before_more_is_written(tmp_path: 
 
 
 def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConvolveError, match="none.training.csv: cannot be written"):
+    with pytest.raises(ConvolveError, match="none.training.csv: cannot write"):
         CsvLogger(tmp_path / "none")
 
 
@@ -220,7 +220,7 @@ def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path: Path) -> N
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     try:
-        with pytest.raises(ConvolveError, match="log.txt: cannot be written"):
+        with pytest.raises(ConvolveError, match="log.txt: cannot write"):
             writer.event("second")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -247,5 +247,5 @@ def test_a_missing_extra_is_named_before_the_run_starts(
 @pytest.mark.parametrize("name", ["training.csv", "validation.csv", "events.jsonl", "log.txt"])
 def test_a_file_that_cannot_be_opened_is_named_and_the_others_are_closed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(ConvolveError, match=f"{name}: cannot be written"):
+    with pytest.raises(ConvolveError, match=f"{name}: cannot write"):
         open_loggers(LogConfig(), tmp_path)

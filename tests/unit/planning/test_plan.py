@@ -186,7 +186,7 @@ def test_sizes_are_read_as_people_write_them(text, size):
         (["--device-memory", "much"], "device-memory=much: must be a size such as 900MB"),
         (["--hosts", "0"], "hosts=0: must be greater than 0"),
         (["--device-flops", "-1"], "device-flops=-1: must be greater than 0"),
-        (["--timetable", "nowhere/x.svg", "--device-flops", "1e12"], "nowhere/x.svg: cannot be written"),
+        (["--timetable", "nowhere/x.svg", "--device-flops", "1e12"], "nowhere/x.svg: cannot write"),
     ],
 )
 def test_a_mistake_is_one_line(words, message, capsys, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from convolve.checkpoint.store import find, load
+from convolve.checkpoint.store import find_checkpoints, load
 from convolve.errors import CheckpointError, ConfigError
 from convolve.loggers.base import SilentConsole
 from convolve.runs import average, session, validate
@@ -15,7 +15,7 @@ from digit_runs import digits_config, weights_hash
 
 
 def newest(run_dir):
-    return load(find(run_dir)[-1])
+    return load(find_checkpoints(run_dir)[-1])
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def weights(path):
 
 def test_a_mean_of_checkpoints_is_computed_by_hand(run_dir):
     report = average.average(run_dir, AverageRecipe("mean", 3, statistics="averaged"), SilentConsole())
-    paths = find(run_dir)[-3:]
+    paths = find_checkpoints(run_dir)[-3:]
     assert report.checkpoints == [path.name for path in paths]
     parts, found = [weights(path) for path in paths], weights(report.path)
     for name in ("conv1.weight", "bn1.running_var", "fc1.bias"):
@@ -47,7 +47,7 @@ def test_the_last_checkpoints_can_be_left_out(run_dir):
     report = average.average(
         run_dir, AverageRecipe("exponential", 2, 0.3, discard_last=1, statistics="averaged"), SilentConsole()
     )
-    one, two = (weights(path)["conv2.weight"].double() for path in find(run_dir)[-3:-1])
+    one, two = (weights(path)["conv2.weight"].double() for path in find_checkpoints(run_dir)[-3:-1])
     assert torch.allclose(weights(report.path)["conv2.weight"].double(), 0.3 * one + 0.7 * two, atol=1e-7)
     with pytest.raises(ConfigError, match="discard-last=9: the run has 4 checkpoints; leave one at least"):
         average.average(run_dir, AverageRecipe("mean", discard_last=9), SilentConsole())
@@ -84,7 +84,7 @@ def test_averages_at_the_end_are_stored_and_validated(run_dir):
 def test_the_running_average_is_its_formula(tmp_path):
     given = {"epochs": None, "iterations": 4, "ckpts_per_epoch": 15, "batch_size": 100, "optimizer": "momentum"}
     report = session.train(digits_config(tmp_path / "run", **given, ema_decay=0.25, report=False), SilentConsole())
-    paths = find(report.run_dir)
+    paths = find_checkpoints(report.run_dir)
     assert len(paths) == 4
     first = load(paths[0]).tensors["averages"]["fc1.weight"].double()
     for step, path in enumerate(paths[1:], start=1):

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
+from convolve.checkpoint.store import choose_checkpoint
 from convolve.errors import ConfigError
-from convolve.runs.load import choose_checkpoint
 
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")

@@ -9,6 +9,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from convolve import device
 from convolve.data.dataset import Images, Labels
 from convolve.download import Progress
 from convolve.errors import DataError
+from convolve.files import atomic_file
 from convolve.kernels.jpeg import Jpeg, read_jpegs
 from convolve.rng import Indices
 
@@ -172,12 +174,11 @@ def _unpack(packed: npt.NDArray[np.uint8]) -> tuple[str, ...]:
 
 
 def _store(index: Index, path: Path, stamp: str) -> None:
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as sink:
+        with atomic_file(path) as draft:
             np.savez(
-                sink,
+                draft,
                 stamp=_pack([stamp]),
                 files=_pack(index.files),
                 places=index.places,
@@ -186,9 +187,6 @@ def _store(index: Index, path: Path, stamp: str) -> None:
                 boxes=index.boxes,
                 box_starts=index.box_starts,
             )
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
 
 
 def _load(path: Path, root: Path, stamp: str) -> Index | None:

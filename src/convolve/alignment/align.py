@@ -133,12 +133,12 @@ def align(config: Config, plan: AlignPlan, folder: Path, console: Console) -> Al
     device.configure(config.run.threads)
     material = open_data(config, console)
     for candidate in candidates[1:]:
-        console.say(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
+        console.info(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
         _run_lockstep(candidate, configs[plan.policies[0]], configs[candidate.name], material, plan)
     surveys = _survey_freq(config, len(material.dataset.train))
     for seed in range(config.run.seed, config.run.seed + plan.seeds):
         for candidate in candidates:
-            console.say(f"train {candidate.name}, seed {seed}")
+            console.info(f"train {candidate.name}, seed {seed}")
             one = _with_seed(configs[candidate.name], candidate.name, seed, folder)
             _train(candidate, one if seed > config.run.seed else _surveyed(one, surveys))
     return _finish(folder, candidates, plan)

@@ -55,7 +55,7 @@ class TerminalConsole:
         self._tasks: dict[str, TaskID] = {}
         self._refreshed = 0.0
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """One line above the bar."""
         self._console.print(line, markup=False)
 
@@ -75,7 +75,7 @@ class TerminalConsole:
 
     def start(self, run: RunInfo) -> None:
         """Say what begins."""
-        self.say(describe_start(run))
+        self.info(describe_start(run))
 
     def train(self, record: TrainRecord) -> None:
         """Show the newest figures beside the bar."""
@@ -85,7 +85,7 @@ class TerminalConsole:
 
     def valid(self, record: ValidationRecord) -> None:
         """Keep each validation on the screen."""
-        self.say(format_validation(record))
+        self.info(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
         """Events go to the files only."""
@@ -101,7 +101,7 @@ class PlainConsole:
     def __init__(self) -> None:
         self._said = time.perf_counter()
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """One line."""
         print(line, flush=True)
 
@@ -110,19 +110,19 @@ class PlainConsole:
         now = time.perf_counter()
         if what != "train" and now - self._said > PLAIN_SECONDS:
             self._said = now
-            self.say(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+            self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, run: RunInfo) -> None:
         """Say what begins."""
-        self.say(describe_start(run))
+        self.info(describe_start(run))
 
     def train(self, record: TrainRecord) -> None:
         """One line for each log point."""
-        self.say(format_train(record))
+        self.info(format_train(record))
 
     def valid(self, record: ValidationRecord) -> None:
         """One line for each validation."""
-        self.say(format_validation(record))
+        self.info(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
         """Events go to the files only."""

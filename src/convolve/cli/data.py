@@ -78,7 +78,7 @@ def _check(options: argparse.Namespace) -> int:
     from convolve.data import check
 
     console = PlainConsole() if options.json else open_console()
-    report = check.check_data(options.name, announce=console.say, progress=console.progress)
+    report = check.check_data(options.name, announce=console.info, progress=console.progress)
     console.close()
     code = 1 if any(finding.kind in ("broken", "checksum") for finding in report.findings) else 0
     if options.json:

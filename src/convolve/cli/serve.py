@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     console = PlainConsole()
     stopped_by = server.serve(options.runs, given, console)
     if stopped_by is not None:
-        console.say(f"stopped by {stopped_by.name}")
+        console.info(f"stopped by {stopped_by.name}")
     return 0
 
 

@@ -161,7 +161,7 @@ class DataModule:
 
 def load_dataset(config: Config, console: Console) -> Dataset:
     """The data set of a config, with the images that are not to be used left out of training."""
-    return select_samples(open_dataset(config.data, announce=console.say, progress=console.progress), config.data)
+    return select_samples(open_dataset(config.data, announce=console.info, progress=console.progress), config.data)
 
 
 def name_dataset(config: Config, name: str) -> Config:

@@ -54,7 +54,7 @@ def initialize_weights(network: Network, config: Config, loader: Loader, console
     if config.model.init_path is not None:
         taken = load_pretrained(network, config.model.init_path)
         fresh = f"; {', '.join(taken.fresh)} begin fresh" if taken.fresh else ""
-        console.say(f"{taken.taken} tensors from {taken.source}{fresh}")
+        console.info(f"{taken.taken} tensors from {taken.source}{fresh}")
 
 
 EmitEvent = Callable[..., None]

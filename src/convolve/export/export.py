@@ -78,7 +78,7 @@ def export(path: Path, name: str, console: Console, *, output: Path | None = Non
     trained = load_trained(checkpoint, where="cpu")
     device.configure(trained.config.run.threads)
     target = output or _default_target(checkpoint, name, int8)
-    console.say(f"Exporting {trained.config.model.model} of {checkpoint} as {name}{' (int8)' if int8 else ''}")
+    console.info(f"Exporting {trained.config.model.model} of {checkpoint} as {name}{' (int8)' if int8 else ''}")
     metadata = metadata_of(trained)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

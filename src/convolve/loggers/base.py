@@ -189,7 +189,7 @@ class LoggerGroup:
 class Console(Protocol):
     """A writer of records that can also say a line and show progress."""
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """One line for the user."""
 
     def progress(self, what: str, done: int, total: int | None) -> None:
@@ -214,7 +214,7 @@ class Console(Protocol):
 class SilentConsole:
     """Says nothing."""
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """Drop the line."""
 
     def progress(self, what: str, done: int, total: int | None) -> None:

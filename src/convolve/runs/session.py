@@ -150,7 +150,7 @@ class Session:
 
     def resume(self) -> Path:
         """Become what the newest good checkpoint holds, and return its path."""
-        path, snapshot = self.store.newest(self.console.say)
+        path, snapshot = self.store.newest(self.console.info)
         self.state.restore(snapshot)
         self.best_accuracy = float(snapshot.state.get("best_accuracy", -1.0))
         if snapshot.state.get("best") and self.team.is_rank_zero:
@@ -164,7 +164,7 @@ class Session:
     def _compare_kernels(self, before: int) -> None:
         """Native layers and PyTorch's differ in the last bits, so a change of them is worth a line."""
         if before != len(self.native_layers):
-            self.console.say(
+            self.console.info(
                 f"native code computed {before} layers until here and computes {len(self.native_layers)} from now on: "
                 "the result will not be that of an unbroken run to the last bit"
             )
@@ -228,9 +228,9 @@ class Session:
         self.writer.start(self.introduce())
         self.writer.event("numerics", **self.numerics.facts())
         if self.numerics.choice.execution != "plain":
-            self.console.say(f"numerics {self.numerics.choice}")
+            self.console.info(f"numerics {self.numerics.choice}")
         if missing := explain_kernels(self.config, self.numerics.choice, self.material.device):
-            self.console.say(f"layers without native code ({missing}): PyTorch's do the same work, and take longer")
+            self.console.info(f"layers without native code ({missing}): PyTorch's do the same work, and take longer")
 
     def assemble(self) -> Callbacks:
         """What a step is made of, and what happens between steps."""
@@ -371,7 +371,7 @@ class Session:
         share = throughput.counted.data_wait_share if throughput.counted else 0.0
         if share > DATA_BOUND_FRACTION and throughput.images_per_second:
             possible = throughput.images_per_second / (1 - min(share, 0.99))
-            self.console.say(
+            self.console.info(
                 f"{share:.0%} of the time was spent waiting for data: the network could take {possible:,.0f} images/s; "
                 "`convolve bench data` measures the input alone"
             )
@@ -468,7 +468,7 @@ def resume(folder: Path, console: Console, changes: Changes | None = None) -> Tr
 
 def _continue(training: Session) -> TrainReport:
     path = training.resume()
-    training.console.say(f"restored {path.name}")
+    training.console.info(f"restored {path.name}")
     if training.team.is_rank_zero:
         truncate_after(training.folder, training.state.step)
     training.write_config()

@@ -270,7 +270,7 @@ def serve(arguments: list[str], options: ServeOptions, console: Console) -> sign
         assert classifier is not None, "the first call always loads"
         models[name] = ServedModel(classifier, reload)
         metadata = classifier.metadata
-        console.say(f"{name}: {metadata.model} of {folder}, {classifier.version}, {len(metadata.classes)} classes")
+        console.info(f"{name}: {metadata.model} of {folder}, {classifier.version}, {len(metadata.classes)} classes")
     settings = Settings(
         limits=Limits(body_bytes=int(options.max_body_mb * 2**20), body_seconds=options.body_seconds),
         policy=BatchPolicy(options.max_delay_ms / 1000, options.max_batch, options.queue),
@@ -280,4 +280,4 @@ def serve(arguments: list[str], options: ServeOptions, console: Console) -> sign
         reload_seconds=options.reload_seconds,
         version=__version__,
     )
-    return run_server(Server(models, settings, console.say), options.host, options.port, console.say)
+    return run_server(Server(models, settings, console.info), options.host, options.port, console.info)

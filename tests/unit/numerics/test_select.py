@@ -17,7 +17,7 @@ class Listener(SilentConsole):
     def __init__(self):
         self.heard = []
 
-    def say(self, text):
+    def info(self, text):
         self.heard.append(text)
 
 

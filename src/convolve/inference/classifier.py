@@ -17,7 +17,7 @@ from convolve import device
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.data.dataset import Images
 from convolve.data.image_io import read_image
-from convolve.errors import ConvolveError, DataError
+from convolve.errors import CheckpointError, ConvolveError, DataError
 from convolve.files import write_file
 from convolve.inference.gradcam import Heatmaps, grad_cam, overlay_png
 from convolve.inference.metadata import ModelMetadata, metadata_of
@@ -57,11 +57,13 @@ class Classifier:
         images = self._to_input(pixels)
         return grad_cam(self.model, images, torch.from_numpy(classes).to(images.device))
 
-    def warm_up(self) -> None:
-        """Run two batches so the first request does not pay for one-time initialization."""
+    def check(self) -> None:
+        """Classify a fixed batch and require finite probabilities. The first request then finds everything warm."""
         channels, height, width = self.metadata.transform.shape
-        for size in (1, 2):
-            self.classify(np.zeros((size, height, width, channels), np.uint8))
+        probe = np.random.default_rng(0).integers(0, 256, (2, height, width, channels), np.uint8)
+        for pixels in (probe[:1], probe):
+            if not np.isfinite(self.classify(pixels)).all():
+                raise CheckpointError(f"{self.version}: the model's output is not finite; use an earlier checkpoint")
 
     def _to_input(self, pixels: Images) -> torch.Tensor:
         return self.metadata.transform(torch.from_numpy(pixels).to(next(self.model.parameters()).device))

@@ -12,6 +12,7 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from convolve.data.dataset import Images
 from convolve.data.image_io import decode_image_in_thread
-from convolve.errors import ConvolveError, DataError, ImageTooLargeError
+from convolve.errors import ConvolveError, DataError, ImageTooLargeError, to_one_line
 from convolve.inference.classifier import Classifier, rank_classes
 from convolve.inference.gradcam import input_png, overlay_png
 from convolve.inference.metadata import ModelMetadata
@@ -132,16 +133,17 @@ class Server:
 
     async def _reload_forever(self, seconds: float) -> None:
         """Switch to a better checkpoint when one appears. If it cannot be loaded, keep the current one."""
-        loop, last_error = asyncio.get_running_loop(), ""
+        loop, last_errors = asyncio.get_running_loop(), dict.fromkeys(self._batchers, "")
         while True:
             await asyncio.sleep(seconds)
             for name, batcher in self._batchers.items():
                 try:
                     classifier = await loop.run_in_executor(None, self._models[name].reload)
-                except ConvolveError as error:
-                    if str(error) != last_error:
-                        last_error = str(error)
-                        self._log(f"{name}: reload failed ({error}); still serving {batcher.classifier.version}")
+                except Exception as error:  # the watcher must outlive anything that a folder can contain
+                    reason = to_one_line(str(error) or type(error).__name__)
+                    if reason != last_errors[name]:
+                        last_errors[name] = reason
+                        self._log(f"{name}: reload failed ({reason}); still serving {batcher.classifier.version}")
                     continue
                 if classifier is not None:
                     batcher.classifier = classifier
@@ -177,7 +179,11 @@ class Server:
         hosts, token = self.settings.hosts, self.settings.token
         if hosts is not None and _hostname(request.headers.get("host", "")) not in hosts:
             raise RequestError(403, "Host header not allowed")
-        if token is None or request.url.path in PUBLIC_PATHS:
+        if request.url.path in PUBLIC_PATHS:
+            return
+        if not _is_same_origin(request):
+            raise RequestError(403, "cross-origin request not allowed")
+        if token is None:
             return
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(credentials.strip().encode(), token.encode()):
@@ -319,6 +325,14 @@ def _data_url(png: bytes) -> str:
 
 def _error_response(status: int, reason: str) -> Response:
     return JSONResponse({"error": reason}, status_code=status)
+
+
+def _is_same_origin(request: Request) -> bool:
+    """Return False for a request that a page of another site made; programs send neither header."""
+    if request.headers.get("sec-fetch-site", "none").lower() not in ("same-origin", "none"):
+        return False
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").strip().lower()
 
 
 def _hostname(header: str) -> str:

@@ -19,6 +19,10 @@ from convolve.errors import ConvolveError
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'filename="([^"\r\n]{0,200})"', re.IGNORECASE)
 _MAX_PART_HEADER = 4096
+# ASCII digits only: "²".isdigit() is True, and int() rejects it. Few: int() takes long for thousands.
+_POSITIVE = re.compile(r"0*[1-9][0-9]{0,8}")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_QUOTES_PER_IMAGE = 4
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -29,6 +33,7 @@ class Limits:
     body_bytes: int = 16 * 1024 * 1024
     all_bodies_bytes: int = 256 * 1024 * 1024
     body_seconds: float = 10.0
+    head_bytes: int = 64 * 1024
     head_seconds: float = 10.0
     request_seconds: float = 30.0
     images: int = 64
@@ -76,10 +81,14 @@ class PredictOptions:
             return str(values.get(name, "")).lower() in _TRUE
 
         top = str(values.get("top", "")) or None
-        if top is not None and (not top.isdigit() or int(top) < 1):
+        if top is not None and not _POSITIVE.fullmatch(top):
             raise RequestError(400, "top: must be a positive integer")
         invert = flag("invert") if "invert" in values else None
         return cls(int(top) if top else None, invert, flag("input"), flag("explain"))
+
+
+def _fits(content_length: str, limit: int) -> bool:
+    return bool(_LENGTH.fullmatch(content_length)) and int(content_length) <= limit
 
 
 class BodyReader:
@@ -92,7 +101,7 @@ class BodyReader:
     async def read(self, chunks: AsyncIterator[bytes], content_length: str | None) -> bytes:
         """Return a whole body, or raise as soon as a limit is exceeded. Call `release` when done with the body."""
         limits = self._limits
-        if content_length is not None and (not content_length.isdigit() or int(content_length) > limits.body_bytes):
+        if content_length is not None and not _fits(content_length, limits.body_bytes):
             raise RequestError(413, f"Content-Length {content_length[:20]}: at most {limits.body_bytes} bytes allowed")
         body = bytearray()
         try:
@@ -129,7 +138,7 @@ def parse_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[
     media_type = content_type.partition(";")[0].strip().lower()
     options: dict[str, Any] = {}
     if media_type == "application/json":
-        uploads, options = _parse_json(body)
+        uploads, options = _parse_json(body, limits)
     elif media_type == "multipart/form-data":
         uploads = _parse_multipart(body, content_type)
     elif media_type.startswith("image/") or media_type == "application/octet-stream":
@@ -145,7 +154,10 @@ def parse_uploads(body: bytes, content_type: str, limits: Limits) -> tuple[list[
     return uploads, options
 
 
-def _parse_json(body: bytes) -> tuple[list[UploadedImage], dict[str, Any]]:
+def _parse_json(body: bytes, limits: Limits) -> tuple[list[UploadedImage], dict[str, Any]]:
+    # Before parsing: millions of empty strings would hold the event loop for seconds. Base64 has no quotes.
+    if body.count(b'"') > _QUOTES_PER_IMAGE * (limits.images + 16):
+        raise RequestError(413, f"too many strings in JSON: at most {limits.images} images allowed per request")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -155,6 +167,8 @@ def _parse_json(body: bytes) -> tuple[list[UploadedImage], dict[str, Any]]:
     images = content.get("images", [content["image"]] if "image" in content else None)
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise RequestError(400, 'JSON needs "image": "<base64>" or "images": ["<base64>", ...]')
+    if len(images) > limits.images:
+        raise RequestError(413, f"{len(images)} images: at most {limits.images} allowed per request")
     return [UploadedImage(f"image {number}", _decode_base64(text)) for number, text in enumerate(images, 1)], content
 
 

@@ -38,14 +38,16 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 DRAIN_SECONDS = 1.0
 FINAL_WAIT_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 15
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 SWITCH_SECONDS = 0.0005  # Python's default of 5 ms would delay every response while a forward pass runs
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection that must send a complete request header in time, limited in number."""
+    """A connection that must send a complete request header in time and within a size, limited in number."""
 
     limits = Limits()
     _deadline: asyncio.TimerHandle | None = None
+    _received = 0
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.limits.connections:
@@ -59,7 +61,16 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._start_timeout()
+        self._received += len(data)
         super().data_received(data)
+        # The parser keeps headers before a handler can look at a token, and the trailers of a chunked body after it.
+        if self.transport.is_closing():
+            return
+        if self._deadline is not None and self._received > self.limits.head_bytes:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._received > self.limits.head_bytes + 2 * self.limits.body_bytes:
+            self.transport.abort()
 
     def on_headers_complete(self) -> None:
         self._cancel_timeout()
@@ -79,6 +90,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(FINAL_WAIT_SECONDS, self.transport.close)
 
     def _start_timeout(self) -> None:
+        self._received = 0
         self._deadline = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
 
     def _cancel_timeout(self) -> None:
@@ -227,7 +239,7 @@ def make_reload(folder: Path, threads: int | None = None) -> Reload:
         if signature == loaded:
             return None
         classifier = Classifier.load(path, threads)
-        classifier.warm_up()
+        classifier.check()
         loaded = signature
         return classifier
 

@@ -3,18 +3,22 @@
 import base64
 import io
 import json
+import os
 import re
 import shutil
 import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from http.client import HTTPConnection
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from convolve.checkpoint.store import Store, load
 from convolve.data.lookup import load_digits
 from forked_commands import Running
 
@@ -65,6 +69,11 @@ class Serving(Running):
     def memory_mb(self):
         with open(f"/proc/{self.pid}/status") as file:
             return int(re.search(r"VmRSS:\s+(\d+)", file.read())[1]) / 1024
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self, seconds=30):
         code = super().stop(seconds)
@@ -208,6 +217,56 @@ def test_slow_and_endless_bodies_are_rejected(server):
     assert server.predict(digit(7))[1]["predictions"][0]["label"] == "7"
 
 
+@pytest.mark.parametrize("line", [b"X-%d: %s\r\n", b"%d%s"], ids=["many headers", "one endless header"])
+def test_headers_over_the_limit_are_rejected_before_they_fill_memory(server, line):
+    before = server.memory_mb()
+    lines = [line % (number, b"x" * 60_000) for number in range(200)]
+    assert b"431" in drip(server.port, b"POST /predict HTTP/1.1\r\nHost: localhost\r\nX-First: ", lines, 0)
+    assert server.memory_mb() < before + 8
+    assert server.predict(digit(7))[0] == 200
+
+
+def test_endless_trailers_are_cut_off(server):
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
+    before = server.memory_mb()
+    drip(server.port, head + b"4\r\nabcd\r\n0\r\nX-Trailer: ", [b"x" * 65_536] * 400, 0)
+    assert server.memory_mb() < before + 16
+    assert server.predict(digit(7))[0] == 200
+
+
+def test_millions_of_empty_images_are_rejected_without_parsing_them(server):
+    used = server.cpu_seconds()
+    status, content = server.predict(b'{"images": [' + b'"",' * 330_000 + b'""]}', "application/json")
+    assert status == 413 and "at most 64" in content["error"]
+    assert server.cpu_seconds() - used < 0.5
+
+
+@pytest.mark.parametrize("top", ["²", "٣", "0", "-1", "9" * 5000])
+def test_a_number_of_classes_that_is_no_number_is_rejected(server, top):
+    status, content = server.predict(digit(7), query=f"?top={quote(top)}")
+    assert status == 400 and "positive integer" in content["error"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_page_of_another_site_cannot_post(server, headers):
+    status, content = server.request("POST", "/predict", digit(7), {"Content-Type": "image/png", **headers})
+    assert status == 403 and b"cross-origin" in content
+
+
+def test_the_servers_own_page_can_post(server):
+    host = f"127.0.0.1:{server.port}"
+    headers = {"Content-Type": "image/png", "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin", "Host": host}
+    assert server.request("POST", "/predict", digit(7), headers)[0] == 200
+
+
 def test_a_thousand_idle_connections_do_no_harm(server):
     server.predict(digit(7))
     before = server.memory_mb()
@@ -231,6 +290,15 @@ def test_a_better_checkpoint_is_served_and_a_broken_one_is_not(server):
     while server.predict(digit(7))[1]["version"] != other.name:
         assert time.monotonic() < end, "the new checkpoint is not served"
         time.sleep(0.1)
+    diverged = checkpoints / f"step-{99:09d}"
+    snapshot = load(other)
+    snapshot.tensors["model"] = {name: tensor * float("nan") for name, tensor in snapshot.tensors["model"].items()}
+    Store(checkpoints, keep=99).save(replace(snapshot, state={**snapshot.state, "step": 99}))
+    (checkpoints / "best.txt").write_text(diverged.name + "\n")
+    while not any("not finite" in line for line in server.lines):
+        assert time.monotonic() < end, "the diverged checkpoint is not reported"
+        time.sleep(0.1)
+    assert server.predict(digit(7))[1]["version"] == other.name
     (checkpoints / "best.txt").write_text("nonsense\n")
     while not any("still serving" in line for line in server.lines):
         assert time.monotonic() < end, "the failed reload is not reported"

@@ -47,8 +47,8 @@ class StepRecorder:
         where, epoch = material.device, len(material.train_loader())
         model = build_model(config, material.transform, len(material.dataset.classes), where)
         numerics = build_numerics(config, where, Path("."), _ignore, (self.total, epoch))
-        numerics.arithmetic.attach(model)
-        numerics.arithmetic.begin()
+        numerics.arithmetic.install(model)
+        numerics.arithmetic.round_initial_weights()
         optim = config.settled_optim()
         self.state = TrainState(
             model, build_optimizer(model, optim), arithmetic=numerics.arithmetic, scaler=numerics.scaler

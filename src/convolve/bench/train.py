@@ -283,10 +283,10 @@ def _open_log(training: Session) -> LoggerGroup:
 
 def _validate(training: Session) -> ValidationRecord:
     """MLPerf's log has an accuracy: that of the network as it is."""
-    watch, state, pipeline = Stopwatch(), training.state, training.place.pipeline
+    watch, state = Stopwatch(), training.state
     size, views = training.config.optim.valid_batch_size or VALID_BATCH, training.config.run.validation_views
-    answer = pipeline.infer if pipeline else None
-    counts = evaluate(state.model, training.material.test_loader(), size, training.team, answer, views)
+    loader, answer = training.material.test_loader(), training.logits_fn()
+    counts = evaluate(state.model, loader, size, training.team, answer, views, state.arithmetic)
     epoch = state.samples / len(training.loader)
     return validation_record(checkpoint_name(state.step), state.step, epoch, counts, watch.seconds)
 

@@ -76,9 +76,14 @@ class Pipeline:
             line.run(torch.cat(images[first : first + count]) if self.stage == 0 else None, first)
             first += count
 
-    def infer(self, images: Tensor) -> Tensor | None:
-        """The part's answer to a batch that goes through all stages; None where another stage gives it."""
-        return self._line(len(images), 1, False).run(images if self.stage == 0 else None, 0)
+    def infer(self, images: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Tensor | None:
+        """Run a batch through all stages and return the logits at the last one, None at the others.
+
+        `forward` runs the model of this stage; by default it is called directly.
+        """
+        line = self._line(len(images), 1, False)
+        line.work.forward_of = lambda _, x: (forward or self._part)(x)
+        return line.run(images if self.stage == 0 else None, 0)
 
     def _groups(self, sizes: list[int]) -> list[tuple[int, int]]:
         """Runs of micro batches of one size; each for itself where they follow one another."""

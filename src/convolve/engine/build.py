@@ -96,11 +96,13 @@ def build_numerics(
     return Numerics(choice, build_execution(choice, where, watcher), scaler)
 
 
-def match_training_numerics(config: Config, network: Network, where: torch.device) -> None:
-    """Let a trained network compute as it did while it was validated in training."""
+def match_training_numerics(config: Config, network: Network, where: torch.device) -> Execution:
+    """Prepare a trained model and return the execution in which training validated it."""
     choice = select_numerics(config.precision, where)
-    build_execution(choice, where).attach(network)
+    execution = build_execution(choice, where)
+    execution.install(network)
     use_kernels(config, network, choice)
+    return execution
 
 
 def _observers(config: Config, choice: NumericsChoice, folder: Path, tell: EmitEvent) -> list[Observer]:

@@ -123,7 +123,7 @@ class ValidateCallback:
             self._validate_average(state, epoch)
 
     def _evaluate(self, state: TrainState) -> EvalResult:
-        return evaluate(state.model, self.loader, self.batch_size, self.team, self.answer, self.views)
+        return evaluate(state.model, self.loader, self.batch_size, self.team, self.answer, self.views, state.arithmetic)
 
     def _validate_average(self, state: TrainState, epoch: float) -> None:
         """The running average, if one is kept, is validated as a network of its own."""

@@ -16,6 +16,7 @@ The pieces that several verbs need: the data, the network, and a trained network
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from convolve.engine.metrics import EvalResult, RunningMetrics
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.layers.hooks import has_hooks
 from convolve.models.network import Network
+from convolve.numerics.execution import Execution, PlainExecution
 
 VALID_BATCH = 500
 LogitsFn = Callable[[Tensor], Tensor | None]
@@ -80,6 +82,10 @@ def fold_for_inference(model: Network) -> Network:
     return model if watched or not count_batch_norms(model) else fold_batch_norms(model)
 
 
+def _logits_fn(model: Network, execution: Execution) -> LogitsFn:
+    return fold_for_inference(model) if execution.foldable else partial(execution.forward, model)
+
+
 def evaluate(
     model: Network,
     loader: Loader,
@@ -87,13 +93,14 @@ def evaluate(
     team: Collectives | None = None,
     answer: LogitsFn | None = None,
     views: int = 1,
+    execution: Execution | None = None,
 ) -> EvalResult:
     """Loss (without label smoothing) and accuracy over all samples of a loader; replicas share the batches."""
     device = next(model.parameters()).device
     tally, loss = RunningMetrics(device, team), CrossEntropy()
     topology = (team or SingleProcess()).topology
     with eval_mode(model):
-        answer = average_views(answer or fold_for_inference(model), views)
+        answer = average_views(answer or _logits_fn(model, execution or PlainExecution()), views)
         for batch in loader.batches(batch_size, ReplicaShard(topology.replica, topology.replicas)):
             logits = answer(batch.images)
             if logits is not None:

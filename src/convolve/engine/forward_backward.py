@@ -59,12 +59,12 @@ class ForwardBackward:
     def run(self, step_batch: StepBatch, step: int, scale: float) -> None:
         """Forward and backward for every micro batch."""
         setting = self.setting
-        with setting.arithmetic.window(setting.seed, step):
+        with setting.arithmetic.step_context(setting.seed, step):
             for batch in step_batch.micro_batches:
                 if batch is step_batch.micro_batches[-1]:
                     setting.grad_sync.last_micro_batch()
                 with setting.passing(batch, step):
-                    logits = self.model(batch.images)
+                    logits = setting.arithmetic.forward(self.model, batch.images)
                     loss = self.loss(logits, batch.targets)
                     torch.autograd.backward(loss / (step_batch.used_samples / scale))
                 self.tally.add(loss.detach(), logits.detach(), batch.labels)
@@ -85,7 +85,7 @@ class PipelineForwardBackward:
         setting, batches = self.setting, step_batch.micro_batches
 
         def forward(number: int, x: Tensor) -> Tensor:
-            answer: Tensor = self.part(x)
+            answer = setting.arithmetic.forward(self.part, x)
             if not self.pipeline.last:
                 return answer
             loss = self.loss(answer, batches[number].targets)
@@ -99,5 +99,5 @@ class PipelineForwardBackward:
             with setting.passing(batches[number], step):
                 yield
 
-        with setting.arithmetic.window(setting.seed, step):
+        with setting.arithmetic.step_context(setting.seed, step):
             self.pipeline.train([batch.images for batch in batches], forward, around)

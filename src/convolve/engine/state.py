@@ -43,7 +43,7 @@ class TrainState:
         averages = team.collect(self.averager.tensors())
         if averages:
             tensors["averages"] = averages
-        plain = {"step": self.step, "samples": self.samples, "scaling": self.scaler.state()}
+        plain = {"step": self.step, "samples": self.samples, "scaling": self.scaler.state_dict()}
         return Snapshot(tensors, {**plain, "numerics": self.arithmetic.policy.to_json(), **facts})
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -53,7 +53,7 @@ class TrainState:
         load_state(self.optimizer, self.model, self.holdings.keep_state(here.get("optimizer", {})))
         self.averager.restore(here.get("averages", {}))
         self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
-        self.scaler.restore(dict(snapshot.state.get("scaling", {})))
+        self.scaler.load_state_dict(dict(snapshot.state.get("scaling", {})))
 
 
 def load_weights(model: torch.nn.Module, snapshot: Snapshot) -> None:

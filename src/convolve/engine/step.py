@@ -47,18 +47,18 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     parts.executor.run(batch, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model)
     seen, stop_votes = sync_gradients(parts.grad_sync, statistics.flat, stop)
-    verdict = state.scaler.settle(state.model, state.arithmetic.overflowed())
-    if verdict.clean:
+    verdict = state.scaler.unscale_(state.model, state.arithmetic.overflowed())
+    if verdict.finite:
         statistics.settle(seen)
         parts.clip(state.model)
         state.optimizer.step()
-        state.arithmetic.settle(state.optimizer, parts.seed, state.step)
+        state.arithmetic.round_weights_(state.optimizer, parts.seed, state.step)
         parts.ownership.broadcast_updated(state.model)
         state.averager.follow(state.model, state.step)
     state.model.zero_grad(set_to_none=True)
     state.step += 1
     state.samples += batch.global_samples
-    state.scaler.follow(verdict, state.samples)
+    state.scaler.update(verdict, state.samples)
     return stop_votes
 
 

@@ -1,17 +1,19 @@
-"""A 16-bit machine made of fp32: every operation runs in fp32, and its result is put on the 16-bit grid at once.
+"""Emulation of a 16-bit device in fp32: every operation runs in fp32, and its result is rounded to the 16-bit grid.
 
-This is what hardware does that multiplies 16-bit numbers and adds them up in fp32: the inputs of each operation lie on
-the grid, and its output is rounded to it, once. It happens below autograd, so backward operations are treated like
-forward ones. Where 16 bits and fp32 meet there are gates, which are casts written as identities with one side rounded:
+    y = round16(op(x1, x2, ...))     with x1, x2, ... on the grid
 
-    narrow   forward: round          backward: pass     into the network, and out of a layer that stays in fp32
-    widen    forward: pass           backward: round    out of the network, and into a layer that stays in fp32
+This is what hardware computes that multiplies 16-bit numbers and accumulates in fp32: the inputs of each operation are
+on the grid, and its output is rounded once. It happens below autograd, so backward operations are treated like forward
+ones. Between 16 bits and fp32 there are casts, written as identities that round on one side:
+
+    round_forward    forward: round    backward: pass     into the model, and out of a layer that stays in fp32
+    round_backward   forward: pass     backward: round    out of the model, and into a layer that stays in fp32
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +28,15 @@ from convolve.numerics.policy import Policy
 from convolve.numerics.rounding import Flags, Grid, round_, rounded
 from convolve.rng import hash_key
 
-_CHECKED = Grid(FP32)
+_FP32_GRID = Grid(FP32)
 _BAD = int(Flags.OVERFLOW | Flags.NAN | Flags.INFINITY)
 
 
 @dataclass(frozen=True)
 class OverflowEvent:
-    """An operation whose result left the format: where, what, and with which values."""
+    """An operation whose result left its format, with inputs and results."""
 
-    place: OpLocation
+    location: OpLocation
     operation: str
     flags: Flags
     inputs: tuple[Any, ...]
@@ -42,95 +44,104 @@ class OverflowEvent:
 
 
 class Observer(Protocol):
-    """Somebody who looks at values while they are computed."""
+    """Interface of an observer of emulated values."""
 
-    def begin(self, step: int) -> None:
-        """A training step begins."""
+    def on_step_start(self, step: int) -> None:
+        """Prepare for the passes of a training step."""
 
-    def end(self) -> None:
-        """The passes of the step are done."""
+    def on_step_end(self) -> None:
+        """Finish a training step. Passes until the next one are evaluation."""
 
-    def watching(self) -> bool:
-        """Whether the results of this pass are wanted."""
+    def observes_results(self) -> bool:
+        """Return whether `on_result` and `on_rounded` are to be called now."""
 
-    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """A result, before it is rounded."""
+    def on_result(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        """Receive a result before it is rounded."""
 
-    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """A result as the network goes on with it."""
+    def on_rounded(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        """Receive a result after it was rounded, as the next operation reads it."""
 
-    def meet(self, meeting: OverflowEvent) -> None:
-        """A result left the format."""
+    def on_overflow(self, event: OverflowEvent) -> None:
+        """Receive a result that left its format."""
 
 
 class NullObserver:
-    """Looks at nothing; the base of those who look at one thing only."""
+    """Observes nothing; the base class of observers that override some of the methods."""
 
-    def begin(self, step: int) -> None:
-        """Let it begin."""
+    def on_step_start(self, step: int) -> None:
+        pass
 
-    def end(self) -> None:
-        """Let it end."""
+    def on_step_end(self) -> None:
+        pass
 
-    def watching(self) -> bool:
-        """Nothing is wanted."""
+    def observes_results(self) -> bool:
         return False
 
-    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """Let it pass."""
+    def on_result(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        pass
 
-    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """Let it pass."""
+    def on_rounded(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        pass
 
-    def meet(self, meeting: OverflowEvent) -> None:
-        """Let it pass."""
+    def on_overflow(self, event: OverflowEvent) -> None:
+        pass
+
+
+class _Op(NamedTuple):
+    location: OpLocation
+    name: str
+    inputs: tuple[Any, ...]
 
 
 class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operations and rounds their results as a policy says."""
+    """Dispatch mode that runs operations and rounds their results according to a policy.
 
-    def __init__(self, policy: Policy, places: OpTracker, watcher: Observer) -> None:
+    `key` makes rounding stochastic; None rounds to nearest. `norms` are the names of norm layers.
+    """
+
+    def __init__(self, policy: Policy, tracker: OpTracker, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.policy = policy
-        self.places = places
-        self.watcher = watcher
+        self.tracker = tracker
+        self.observer = observer
         self.key: int | None = None
         self.overflowed = False
         self.norms: frozenset[str] = frozenset()
-        self._strict = policy.exceptions
-        self._forced: dict[str, bool] = {}
+        self._keeps_fp32: dict[str, bool] = {}
         self._in_16_bits = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation and round what comes out."""
+        """Run one operation and round its results."""
         kwargs = kwargs or {}
         if in_bookkeeping():
             return func(*args, **kwargs)
-        traits = rounding_rule(func)
-        place = None if traits is RoundingRule.LEAVE else self.places.now()
-        if place is None:
-            return self._run_outside(func, args, kwargs, traits)
-        grid = self._grid(place, func)
+        rule = rounding_rule(func)
+        location = None if rule is RoundingRule.LEAVE else self.tracker.current()
+        if location is None:
+            return self._run_outside(func, args, kwargs, rule)
+        grid = self._grid(location, func)
         if grid is None:
-            return self._look(func(*args, **kwargs), place, func, args)
-        key = None if self.key is None else hash_key(self.key, place.layer, place.backward, self.places.number(place))
+            return self._check_fp32(func(*args, **kwargs), _Op(location, base_name(func), args))
+        key = None
+        if self.key is not None:
+            key = hash_key(self.key, location.layer, location.backward, self.tracker.next_index(location))
         if self.policy.lists is not None:
-            args = tuple(self._narrowed(value, key) for value in args)
-        results = self._partial(func, args, grid, key) if self.policy.half_partials else None
+            args = tuple(self._round_input(value, key) for value in args)
+        results = self._accumulate_in_half(func, args, grid, key) if self.policy.half_partials else None
         if results is None:
             results = func(*args, **kwargs)
-        self._round(results, traits, (place, base_name(func), args), grid, key)
+        self._round(results, rule, _Op(location, base_name(func), args), grid, key)
         return results
 
-    def _grid(self, place: OpLocation, func: Any) -> Grid | None:
-        """The grid for an operation; None where it stays in fp32."""
-        layer = place.layer
-        if layer not in self._forced:
-            self._forced[layer] = self.policy.keeps_fp32(layer)
-        if self._forced[layer] or self.policy.compute is FP32:
+    def _grid(self, location: OpLocation, func: Any) -> Grid | None:
+        """Return the grid for the results of an operation, or None if it stays in fp32."""
+        layer = location.layer
+        if layer not in self._keeps_fp32:
+            self._keeps_fp32[layer] = self.policy.keeps_fp32(layer)
+        if self._keeps_fp32[layer] or self.policy.compute is FP32:
             return None
         if layer in self.norms and not is_norm(func):
-            # What a norm's module does besides is bookkeeping of its statistics.
+            # Other operations inside a norm layer update its statistics.
             return None
         if self.policy.lists is not None:
             color = self.policy.lists.color(func)
@@ -138,50 +149,48 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.policy.grid if self._in_16_bits else None
         return self.policy.grid
 
-    def _run_outside(self, func: Any, args: Any, kwargs: Any, traits: RoundingRule) -> Any:
-        """Operations outside of the network are in fp32, except the accumulation of 16-bit gradients."""
+    def _run_outside(self, func: Any, args: Any, kwargs: Any, rule: RoundingRule) -> Any:
+        """Run an operation outside of the model in fp32, except the accumulation of 16-bit gradients."""
         results = func(*args, **kwargs)
-        if traits is RoundingRule.LEAVE or self.policy.master is FP32:
+        if rule is RoundingRule.LEAVE or self.policy.master is FP32:
             return results
-        parameter = self.places.accumulating()
+        parameter = self.tracker.accumulating_parameter()
         if parameter is not None:
-            place = OpLocation("accumulation", True)
-            key = None if self.key is None else hash_key(self.key, place.layer, parameter)
-            self._round(results, traits, (place, base_name(func), args), self.policy.grid, key)
+            location = OpLocation("accumulation", True)
+            key = None if self.key is None else hash_key(self.key, location.layer, parameter)
+            self._round(results, rule, _Op(location, base_name(func), args), self.policy.grid, key)
         return results
 
-    def _round(
-        self, results: Any, traits: RoundingRule, what: tuple[OpLocation, str, Any], grid: Grid, key: int | None
-    ) -> None:
+    def _round(self, results: Any, rule: RoundingRule, op: _Op, grid: Grid, key: int | None) -> None:
         tensors = _tensors(results)
-        first_only = traits is RoundingRule.ROUND_FIRST and not self.policy.half_norm_statistics
-        watching, flags = self.watcher.watching(), 0
-        for number, tensor in enumerate(tensors[:1] if first_only else tensors):
-            if watching:
-                self.watcher.see(what[0], what[1], tensor)
-            flags |= round_(tensor, grid, None if key is None else key ^ number)
-            if watching:
-                self.watcher.keep(what[0], what[1], tensor)
+        first_only = rule is RoundingRule.ROUND_FIRST and not self.policy.half_norm_statistics
+        observed, flags = self.observer.observes_results(), 0
+        for index, tensor in enumerate(tensors[:1] if first_only else tensors):
+            if observed:
+                self.observer.on_result(op.location, op.name, tensor)
+            flags |= round_(tensor, grid, None if key is None else key ^ index)
+            if observed:
+                self.observer.on_rounded(op.location, op.name, tensor)
         if flags & _BAD:
-            self.report(flags, what, tensors)
+            self.report_overflow(OverflowEvent(op.location, op.name, Flags(flags), op.inputs, tuple(tensors)))
 
-    def _look(self, results: Any, place: OpLocation, func: Any, args: Any) -> Any:
-        """An operation in fp32: watched, not rounded."""
-        if self._strict or self.watcher.watching():
-            self._round(results, RoundingRule.ROUND, (place, base_name(func), args), _CHECKED, None)
+    def _check_fp32(self, results: Any, op: _Op) -> Any:
+        """Observe the results of an operation in fp32 without rounding them."""
+        if self.policy.exceptions or self.observer.observes_results():
+            self._round(results, RoundingRule.ROUND, op, _FP32_GRID, None)
         return results
 
-    def report(self, flags: int, what: tuple[OpLocation, str, Any], tensors: list[Tensor]) -> None:
-        """A result left its format: remember it, and tell whoever watches."""
+    def report_overflow(self, event: OverflowEvent) -> None:
+        """Set the overflow flag and notify the observer."""
         self.overflowed = True
-        self.watcher.meet(OverflowEvent(what[0], what[1], Flags(flags), what[2], tuple(tensors)))
+        self.observer.on_overflow(event)
 
-    def _narrowed(self, value: Any, key: int | None) -> Any:
+    def _round_input(self, value: Any, key: int | None) -> Any:
         if not is_floating(value):
             return value
         return rounded(value, self.policy.grid, None if key is None else hash_key(key, "input"))
 
-    def _partial(self, func: Any, args: Any, grid: Grid, key: int | None) -> Any:
+    def _accumulate_in_half(self, func: Any, args: Any, grid: Grid, key: int | None) -> Any:
         name = base_name(func)
         if name in ("mm", "addmm", "linear"):
             return _half_product(name, args, grid, key)
@@ -192,14 +201,14 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             groups = rest[5] if rest else (args[6] if len(args) > 6 else 1)
             return Convolution(stride, padding, dilation, groups, grid).forward(x, weight, bias, key)
         if name == "convolution_backward":
-            grad, x, weight, _, stride, padding, dilation, _, _, groups, wanted = args
-            return Convolution(stride, padding, dilation, groups, grid).backward(grad, x, weight, wanted, key)
+            grad, x, weight, _, stride, padding, dilation, _, _, groups, output_mask = args
+            return Convolution(stride, padding, dilation, groups, grid).backward(grad, x, weight, output_mask, key)
         return None
 
 
 def _conv2d_options(args: Any) -> tuple[Any, Any, Any]:
-    given = list(args[3:6]) + [[1, 1], [0, 0], [1, 1]][len(args[3:6]) :]
-    stride, padding, dilation = (value * 2 if len(value) == 1 else value for value in given)
+    options = list(args[3:6]) + [[1, 1], [0, 0], [1, 1]][len(args[3:6]) :]
+    stride, padding, dilation = (value * 2 if len(value) == 1 else value for value in options)
     return stride, padding, dilation
 
 
@@ -210,15 +219,15 @@ def _half_product(name: str, args: Any, grid: Grid, key: int | None) -> Tensor:
         return multiply_add(args[0], args[1], args[2], grid, key)
     x, weight, *bias = args
     flat = x.reshape(-1, x.shape[-1])
-    known = bias and bias[0] is not None
-    out = multiply_add(bias[0], flat, weight.t(), grid, key) if known else multiply(flat, weight.t(), grid, key)
+    has_bias = bias and bias[0] is not None
+    out = multiply_add(bias[0], flat, weight.t(), grid, key) if has_bias else multiply(flat, weight.t(), grid, key)
     return out.view(*x.shape[:-1], -1)
 
 
 def _tensors(results: Any) -> list[Tensor]:
     if isinstance(results, Tensor):
         return [results] if is_floating(results) else []
-    return [one for one in results if is_floating(one)] if isinstance(results, (tuple, list)) else []
+    return [result for result in results if is_floating(result)] if isinstance(results, (tuple, list)) else []
 
 
 class _RoundForward(torch.autograd.Function):
@@ -233,63 +242,63 @@ class _RoundForward(torch.autograd.Function):
 
 class _RoundBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, grid: Grid, key: int | None, seen: Callable[[int], None]) -> Tensor:
-        ctx.how = (grid, key, seen)
+    def forward(ctx: Any, x: Tensor, grid: Grid, key: int | None, on_flags: Callable[[int], None]) -> Tensor:
+        ctx.rounding = (grid, key, on_flags)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        grid, key, seen = ctx.how
+        grid, key, on_flags = ctx.rounding
         grad = grads[0].detach().clone()
-        seen(round_(grad, grid, key))
+        on_flags(round_(grad, grid, key))
         return grad, None, None, None
 
 
 class CastBoundary:
-    """The casts at the borders between 16 bits and fp32."""
+    """Casts between 16 bits and fp32. A `site` names the cast in the key of its rounding."""
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
         self._grid = emulator.policy.grid
 
-    def narrow(self, x: Any, place: str) -> Any:
-        """Into 16 bits."""
-        return _RoundForward.apply(x, self._grid, self._key(place)) if is_floating(x) else x  # type: ignore[no-untyped-call]
+    def round_forward(self, x: Any, site: str) -> Any:
+        """Cast to 16 bits."""
+        return _RoundForward.apply(x, self._grid, self._key(site)) if is_floating(x) else x  # type: ignore[no-untyped-call]
 
-    def widen(self, x: Any, place: str) -> Any:
-        """Into fp32; the gradient that comes back is rounded."""
+    def round_backward(self, x: Any, site: str) -> Any:
+        """Cast to fp32, which rounds the gradient on its way back."""
         if not is_floating(x):
             return x
-        return _RoundBackward.apply(x, self._grid, self._key(place), self._see(place))  # type: ignore[no-untyped-call]
+        return _RoundBackward.apply(x, self._grid, self._key(site), self._overflow_check(site))  # type: ignore[no-untyped-call]
 
-    def surround(self, layer: str, module: nn.Module) -> None:
-        """Gates around a layer that stays in fp32."""
-        active = self._emulator.places
+    def wrap(self, layer: str, module: nn.Module) -> None:
+        """Put casts around a layer that stays in fp32."""
+        tracker = self._emulator.tracker
 
-        def enter(module: nn.Module, args: Any) -> Any:
-            return tuple(self.widen(x, f"{layer}>") for x in args) if active.active else None
+        def on_enter(module: nn.Module, args: Any) -> Any:
+            return tuple(self.round_backward(x, f"{layer}>") for x in args) if tracker.active else None
 
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            return self.narrow(output, f"{layer}<") if active.active else None
+        def on_leave(module: nn.Module, args: Any, output: Any) -> Any:
+            return self.round_forward(output, f"{layer}<") if tracker.active else None
 
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
+        module.register_forward_pre_hook(on_enter)
+        module.register_forward_hook(on_leave)
 
-    def _key(self, place: str) -> int | None:
-        return None if self._emulator.key is None else hash_key(self._emulator.key, place)
+    def _key(self, site: str) -> int | None:
+        return None if self._emulator.key is None else hash_key(self._emulator.key, site)
 
-    def _see(self, place: str) -> Callable[[int], None]:
-        def seen(flags: int) -> None:
+    def _overflow_check(self, site: str) -> Callable[[int], None]:
+        def on_flags(flags: int) -> None:
             if flags & _BAD:
-                where = OpLocation("loss" if place == "network<" else place.rstrip("<>"), True)
-                self._emulator.report(flags, (where, "cast", ()), [])
+                location = OpLocation("loss" if site == "network<" else site.rstrip("<>"), True)
+                self._emulator.report_overflow(OverflowEvent(location, "cast", Flags(flags), (), ()))
 
-        return seen
+        return on_flags
 
 
 @contextmanager
 def swapped_weights(weights: list[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
-    """Parameters hold other values for a while; the old ones come back, whatever happens."""
+    """Give parameters other values inside the block. The masters are restored even after an error."""
     masters = [parameter.data for parameter, _ in weights]
     for parameter, value in weights:
         parameter.data = value

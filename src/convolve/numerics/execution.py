@@ -1,14 +1,14 @@
-"""The two executions of a policy, and the choice between them.
+"""Carry out a precision policy: how a model computes, and how its weights are stored between steps.
 
-`PlainArithmetic` is fp32 and costs nothing. `NativeArithmetic` lets torch.autocast pick the 16-bit kernels of the
-machine. `EmulatedArithmetic` computes in fp32 and rounds. All three keep weights of 16.16 as fp32 tensors whose values
-lie on the 16-bit grid, so one checkpoint fits all of them.
+`PlainExecution` is fp32 and costs nothing. `AutocastExecution` lets torch.autocast pick the 16-bit kernels of the
+device. `EmulatedExecution` computes in fp32 and rounds every result. All of them store the weights of 16.16 as fp32
+tensors with values on the 16-bit grid, so a checkpoint fits each of them.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,252 +21,217 @@ from convolve.numerics.rounding import Grid, round_, rounded
 from convolve.rng import hash_key
 
 NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
-# Sums of squares of gradients: 16 bits cannot hold them, and the originals keep them in fp32 as well.
+# Sums of squares of gradients are beyond the range of fp16; the original systems keep them in fp32 as well.
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "step")
 
 
 class Execution(Protocol):
-    """How a network computes, and how its weights are kept."""
+    """Interface of an execution. `foldable` is True if layers may be folded or fused: no result is rounded."""
 
     policy: Policy
+    foldable: bool
 
-    def attach(self, network: nn.Module) -> None:
-        """Take charge of a network: from now on every pass of it is computed this way."""
+    def install(self, model: nn.Module) -> None:
+        """Take charge of a model. Call once, before any other method."""
 
-    def begin(self) -> None:
-        """Put initial weights where the policy wants them; a restored network has them there already."""
+    def round_initial_weights(self) -> None:
+        """Round the weights of a new run to the master format. A restored model has rounded weights already."""
 
-    def window(self, seed: int, step: int) -> AbstractContextManager[None]:
-        """All passes of one step happen inside this."""
+    def step_context(self, seed: int, step: int) -> AbstractContextManager[None]:
+        """Return the context for all passes of one step."""
 
     def micro_batch(self, first: int) -> AbstractContextManager[None]:
-        """Forward and backward of one micro batch happen inside this; `first` is its place in the window.
+        """Return the context for forward and backward of one micro batch, whose first sample has index `first`.
 
-        A pipeline leaves after the forward pass and enters again for the backward pass, other micro batches between.
+        A pipeline exits after the forward pass and enters again for the backward pass, other micro batches between.
         """
 
-    def overflowed(self) -> bool:
-        """Whether a value left its format since this was asked last."""
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Run the model in this arithmetic and return its fp32 output. Outside of `micro_batch` this is evaluation."""
 
-    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Put weights and optimizer state where the policy wants them, after an update."""
+    def overflowed(self) -> bool:
+        """Return whether a value left its format since the last call."""
+
+    def round_weights_(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
+        """Round weights and optimizer state to the master format after an update, in place."""
 
 
 class PlainExecution:
-    """fp32 as torch does it."""
+    """fp32 as PyTorch computes it; the base class of the others."""
 
     policy = Policy()
+    foldable = True
 
-    def attach(self, network: nn.Module) -> None:
-        """Nothing to do."""
+    def install(self, model: nn.Module) -> None:
+        pass
 
-    def begin(self) -> None:
-        """Nothing to do."""
+    def round_initial_weights(self) -> None:
+        pass
 
-    def window(self, seed: int, step: int) -> AbstractContextManager[None]:
-        """Nothing to do."""
+    def step_context(self, seed: int, step: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def micro_batch(self, first: int) -> AbstractContextManager[None]:
-        """Nothing to do."""
         return nullcontext()
 
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = model(x)
+        return output
+
     def overflowed(self) -> bool:
-        """Nobody looked."""
         return False
 
-    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Nothing to do."""
+    def round_weights_(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
+        pass
 
 
 @dataclass
 class RoundedWeights:
-    """The weights of a network under a policy: where they lie between steps, and how they get there."""
+    """Weights of a model under a policy, between steps and inside them."""
 
     policy: Policy
-    network: nn.Module
+    model: nn.Module
 
-    def begin(self) -> None:
-        """Onto the grid of the master format, to nearest."""
+    def round_initial_(self) -> None:
+        """Round to the master format, to nearest."""
         if self.policy.master is not FP32:
-            for _, parameter in self._kept_in_16_bits():
+            for _, parameter in self._in_16_bits():
                 round_(parameter.data, self.policy.master_grid)
 
-    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Onto the grid after an update, with the policy's rounding; optimizer state too."""
+    def round_updated_(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
+        """Round weights and optimizer state to the master format, with the rounding of the policy."""
         if self.policy.master is FP32:
             return
         grid = self.policy.master_grid
-        for name, parameter in self._kept_in_16_bits():
+        for name, parameter in self._in_16_bits():
             round_(parameter.data, grid, self._key(seed, step, name))
             for slot, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and slot not in SECOND_MOMENTS and value.dtype == torch.float32:
                     round_(value, grid, self._key(seed, step, f"{name}.{slot}"))
         if self.policy.half_norm_statistics:
-            for buffer in self.network.buffers():
+            for buffer in self.model.buffers():
                 if buffer.dtype == torch.float32:
                     round_(buffer, grid)
 
-    def copies(self, grid: Grid, key: int | None) -> list[tuple[nn.Parameter, Tensor]]:
-        """Rounded copies for the computation, where weights themselves are in fp32."""
+    def compute_copies(self, grid: Grid, key: int | None) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return rounded copies to compute with if the master weights are fp32, otherwise nothing."""
         if self.policy.master is not FP32 or self.policy.compute is FP32 or self.policy.lists is not None:
             return []
         return [
             (parameter, rounded(parameter.data, grid, None if key is None else hash_key(key, name)))
-            for name, parameter in self._kept_in_16_bits()
+            for name, parameter in self._in_16_bits()
         ]
 
-    def _kept_in_16_bits(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, parameter in self.network.named_parameters():
+    def _in_16_bits(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.model.named_parameters():
             if not self.policy.keeps_fp32(name.replace(".", "/")) and parameter.dtype == torch.float32:
                 yield name, parameter
 
-    def _key(self, seed: int, step: int, place: str) -> int | None:
-        return hash_key(seed, step, "update", place) if self.policy.stochastic else None
+    def _key(self, seed: int, step: int, slot: str) -> int | None:
+        return hash_key(seed, step, "update", slot) if self.policy.stochastic else None
 
 
-class AutocastExecution:
-    """The machine's own 16-bit kernels, through torch.autocast. Computation rounds to nearest."""
+class _RoundedExecution(PlainExecution):
+    """Stores the weights of one model under a policy."""
 
-    def __init__(self, policy: Policy, where: torch.device) -> None:
+    foldable = False
+
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._where = where
-        self._open: list[ExitStack] = []
 
-    def attach(self, network: nn.Module) -> None:
-        """Every pass of this very network (not of a copy) runs under autocast; its output is fp32."""
-        self._weights = RoundedWeights(self.policy, network)
+    def install(self, model: nn.Module) -> None:
+        self._weights = RoundedWeights(self.policy, model)
 
-        def enter(module: nn.Module, args: Any) -> None:
-            if module is network:
-                stack = ExitStack()
-                stack.enter_context(torch.autocast(self._where.type, dtype=self.policy.compute.dtype))
-                self._open.append(stack)
+    def round_initial_weights(self) -> None:
+        self._weights.round_initial_()
 
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            if module is network and self._open:
-                self._open.pop().close()
-                return output.float() if isinstance(output, Tensor) else output
-            return None
-
-        network.register_forward_pre_hook(enter)
-        network.register_forward_hook(leave, always_call=True)
-
-    def begin(self) -> None:
-        """Weights of 16.16 onto the grid."""
-        self._weights.begin()
-
-    def window(self, seed: int, step: int) -> AbstractContextManager[None]:
-        """Nothing to do: autocast makes the copies."""
-        return nullcontext()
-
-    def micro_batch(self, first: int) -> AbstractContextManager[None]:
-        """Nothing to do."""
-        return nullcontext()
-
-    def overflowed(self) -> bool:
-        """Native kernels do not tell; gradients that are not finite do."""
-        return False
-
-    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Weights and state of 16.16 onto the grid."""
-        self._weights.settle(optimizer, seed, step)
+    def round_weights_(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
+        self._weights.round_updated_(optimizer, seed, step)
 
 
-class EmulatedExecution:
-    """fp32 kernels, with each result rounded."""
+class AutocastExecution(_RoundedExecution):
+    """16-bit kernels of the device through torch.autocast, which also makes the 16-bit copies of the weights.
 
-    def __init__(self, policy: Policy, watcher: Observer | None = None) -> None:
-        self.policy = policy
-        self.places = OpTracker()
-        self.emulator = Emulator(policy, self.places, watcher or NullObserver())
-        self._gates = CastBoundary(self.emulator)
-        self._window: tuple[int, int] = (0, 0)
-        self._tracks: dict[int, PassTrace] = {}
-        self._passes: list[ExitStack] = []
+    Computation rounds to nearest. Kernels do not report overflow; it shows in gradients that are not finite.
+    """
 
-    def attach(self, network: nn.Module) -> None:
-        """Hooks on the network and its layers; a copy of the network does not compute this way."""
-        self._weights = RoundedWeights(self.policy, network)
-        self.places.attach(network)
-        self.emulator.norms = frozenset(
-            name.replace(".", "/") for name, module in network.named_modules() if isinstance(module, NORM_MODULES)
-        )
-        for name, module in network.named_modules():
-            if name.replace(".", "/") in self.policy.force_fp32 and self.policy.compute is not FP32:
-                self._gates.surround(name.replace(".", "/"), module)
-        self._attach_ends(network)
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        super().__init__(policy)
+        self._device = device
 
-    def _attach_ends(self, network: nn.Module) -> None:
-        in_16_bits = self.policy.compute is not FP32 and self.policy.lists is None
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, dtype=self.policy.compute.dtype):
+            output: Tensor = model(x)
+        return output.float()
 
-        def enter(module: nn.Module, args: Any) -> Any:
-            if module is not network:
-                return None
-            stack = ExitStack()
-            self._passes.append(stack)
-            if not self.places.active:
-                stack.enter_context(self._evaluating())
-            narrowed = tuple(self._gates.narrow(x, "network>") for x in args) if in_16_bits else args
-            self.places.enter("")
-            return narrowed
 
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            if module is not network or not self._passes:
-                return None
-            self.places.leave()
-            if in_16_bits and output is not None:
-                output = self._gates.widen(output, "network<")
-            self._passes.pop().close()
-            return output
+class EmulatedExecution(_RoundedExecution):
+    """fp32 kernels with every result rounded. Forward hooks on the layers serve only to name them."""
 
-        network.register_forward_pre_hook(enter)
-        network.register_forward_hook(leave, always_call=True)
+    def __init__(self, policy: Policy, observer: Observer | None = None) -> None:
+        super().__init__(policy)
+        self.tracker = OpTracker()
+        self.emulator = Emulator(policy, self.tracker, observer or NullObserver())
+        self._boundary = CastBoundary(self.emulator)
+        self._casts_ends = policy.compute is not FP32 and policy.lists is None
+        self._step: tuple[int, int] = (0, 0)
+        self._traces: dict[int, PassTrace] = {}
 
-    def begin(self) -> None:
-        """Weights of 16.16 onto the grid."""
-        self._weights.begin()
+    def install(self, model: nn.Module) -> None:
+        super().install(model)
+        self.tracker.install(model)
+        layers = {name.replace(".", "/"): module for name, module in model.named_modules()}
+        self.emulator.norms = frozenset(name for name, module in layers.items() if isinstance(module, NORM_MODULES))
+        if self.policy.compute is not FP32:
+            for name in self.policy.force_fp32:
+                if name in layers:
+                    self._boundary.wrap(name, layers[name])
 
     @contextmanager
-    def window(self, seed: int, step: int) -> Iterator[None]:
-        """Weights as the computation sees them."""
-        self._window, self._tracks = (seed, step), {}
+    def step_context(self, seed: int, step: int) -> Iterator[None]:
+        self._step, self._traces = (seed, step), {}
         key = hash_key(seed, step, "weights") if self.policy.stochastic else None
-        watcher = self.emulator.watcher
-        with swapped_weights(self._weights.copies(self.policy.grid, key)):
-            watcher.begin(step)
+        observer = self.emulator.observer
+        with swapped_weights(self._weights.compute_copies(self.policy.grid, key)):
+            observer.on_step_start(step)
             yield
-            watcher.end()
+            observer.on_step_end()
 
     @contextmanager
     def micro_batch(self, first: int) -> Iterator[None]:
-        """Round every result until this is left."""
-        self.emulator.key = hash_key(*self._window, first, "rounding") if self.policy.stochastic else None
-        with self._rounding(self._tracks.setdefault(first, PassTrace())):
+        self.emulator.key = hash_key(*self._step, first, "rounding") if self.policy.stochastic else None
+        with self._rounding(self._traces.setdefault(first, PassTrace())):
             yield
 
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        assert model is self._weights.model, "only the installed model has its weights rounded"
+        with nullcontext() if self.tracker.active else self._evaluation():
+            if self._casts_ends:
+                x = self._boundary.round_forward(x, "network>")
+            self.tracker.enter("")
+            try:
+                output: Tensor = model(x)
+            finally:
+                self.tracker.leave()
+            return self._boundary.round_backward(output, "network<") if self._casts_ends else output
+
     @contextmanager
-    def _rounding(self, track: PassTrace) -> Iterator[None]:
-        self.places.follow(track)
-        self.places.active = True
+    def _rounding(self, trace: PassTrace) -> Iterator[None]:
+        self.tracker.trace = trace
+        self.tracker.active = True
         try:
             with self.emulator:
                 yield
         finally:
-            self.places.active = False
+            self.tracker.active = False
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """A pass outside of training: to nearest, so that it can be repeated."""
+    def _evaluation(self) -> Iterator[None]:
+        """Round to nearest, so an evaluation can be repeated."""
         self.emulator.key = None
-        with swapped_weights(self._weights.copies(self.policy.grid, None)), self._rounding(PassTrace()):
+        with swapped_weights(self._weights.compute_copies(self.policy.grid, None)), self._rounding(PassTrace()):
             yield
 
     def overflowed(self) -> bool:
-        """Whether a value left the format since the last time."""
-        met, self.emulator.overflowed = self.emulator.overflowed, False
-        return met
-
-    def settle(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
-        """Weights and state of 16.16 onto the grid."""
-        self._weights.settle(optimizer, seed, step)
+        overflowed, self.emulator.overflowed = self.emulator.overflowed, False
+        return overflowed

@@ -1,18 +1,18 @@
-"""Loss scaling: the loss is multiplied by a factor, gradients are divided by it before they are used.
+"""Loss scaling: the loss is multiplied by a scale, and gradients are divided by it before they are used.
 
 Small gradients then stay above the smallest number of a 16-bit format. A step whose gradients are not finite, or that
-overflowed on a device that saturates, is skipped. The rules:
+overflowed on a saturating device, is skipped. The rules:
 
-    static      the factor stays
-    dynamic     torch's: x 2 after 2000 clean steps in a row, x 1/2 after each overflow; starts at 65536
-    ascend      x 2 after 1000 clean steps, x 1/2 after 2 overflowed ones (in a row or not); starts at 2^32; counters
-                start anew at each change; never below 1 nor above the range of fp32
+    static      the scale is constant
+    dynamic     as in torch: x 2 after 2000 good steps in a row, x 1/2 after each bad step; starts at 65536
+    ascend      x 2 after 1000 good steps in a row, x 1/2 after 2 bad steps (in a row or not); starts at 2^32; both
+                counters restart at each change; never below 1 nor above 2^126
     ramp        doubled in equal parts of the run: with k = int(log2(final // initial)) + 1 levels, level n is reached
-                after n * (epochs // k) epochs (fractions of an epoch where epochs < k)
-    automatic   every 16 steps the exponents of the scaled gradients decide: x 1/2 if more than one value in 10^7 lies
-                above an eighth of the format's range, else x 2
+                after n * (epochs // k) epochs (fractions of an epoch if epochs < k)
+    automatic   every 16 steps, x 1/2 if more than one scaled gradient value in 10^7 is above an eighth of the range of
+                the format, else x 2; x 1/2 after each bad step
 
-A verdict is reached by all ranks alike: `agree` turns one rank's "this is bad" into everybody's.
+All ranks reach the same result: `any_rank` returns True on every rank if it is called with True on one of them.
 """
 
 import math
@@ -34,123 +34,123 @@ AnyRank = Callable[[bool], bool]
 
 
 def single_process(bad: bool) -> bool:
-    """The agreement of a single rank with itself."""
+    """Return the flag of the only rank."""
     return bad
 
 
 @dataclass(frozen=True)
 class GradCheck:
-    """Whether a step's gradients can be used, and the factor that was on them."""
+    """Result of the gradient check of a step: usable or not, and the scale that the gradients had."""
 
-    clean: bool
+    finite: bool
     scale: float
 
 
 class Scaler(Protocol):
-    """Knows the factor, divides gradients by it, and learns from each verdict."""
+    """Interface of a loss scaler; `skipped` counts the skipped steps."""
 
     scale: float
     skipped: int
 
-    def settle(self, network: nn.Module, overflowed: bool) -> GradCheck:
-        """Look at the gradients of all ranks, divide them by the factor, and judge."""
+    def unscale_(self, model: nn.Module, overflowed: bool) -> GradCheck:
+        """Unscale gradients in place and check on all ranks that they are finite."""
 
-    def follow(self, verdict: GradCheck, samples: int) -> None:
-        """Adapt to a verdict; `samples` have been seen by now."""
+    def update(self, check: GradCheck, samples: int) -> None:
+        """Choose the scale of the next step; `samples` is the position in the run after this one."""
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that a checkpoint must contain."""
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Become what a checkpoint holds."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the values of `state_dict`; missing ones are kept as they are."""
 
 
 class NoScaling:
-    """fp32 needs none: gradients are used as they are, unseen."""
+    """Uses gradients as they are and does not check them, for fp32."""
 
     scale = 1.0
     skipped = 0
 
-    def settle(self, network: nn.Module, overflowed: bool) -> GradCheck:
-        """All is well."""
+    def unscale_(self, model: nn.Module, overflowed: bool) -> GradCheck:
         return GradCheck(True, 1.0)
 
-    def follow(self, verdict: GradCheck, samples: int) -> None:
-        """Nothing changes."""
+    def update(self, check: GradCheck, samples: int) -> None:
+        pass
 
-    def state(self) -> dict[str, Any]:
-        """Nothing to keep."""
+    def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing to take back."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 class StaticScaling:
-    """A factor that stays; the base of those that change."""
+    """Constant scale; the base class of the rules that change it."""
 
-    rule = "static"
+    # An overflow on a saturating device leaves finite gradients. Skipping the step helps only if the scale can change.
+    skips_overflow = False
+    _STATE: tuple[str, ...] = ("scale", "skipped")
 
-    def __init__(self, scale: float, agree: AnyRank = single_process) -> None:
+    def __init__(self, scale: float, any_rank: AnyRank = single_process) -> None:
         self.scale = scale
         self.skipped = 0
-        self.agree = agree
+        self.any_rank = any_rank
 
-    def settle(self, network: nn.Module, overflowed: bool) -> GradCheck:
-        """Divide by the factor, and find out whether all gradients of all ranks are finite."""
-        gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-        self.look(gradients)
-        bad = self.judge_overflow(overflowed) or not _all_finite(gradients)
+    def unscale_(self, model: nn.Module, overflowed: bool) -> GradCheck:
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        self.observe(gradients)
+        bad = (overflowed and self.skips_overflow) or not _all_finite(gradients)
         torch._foreach_mul_(gradients, 1.0 / self.scale)
-        verdict = GradCheck(not self.agree(bad), self.scale)
-        self.skipped += not verdict.clean
-        return verdict
+        check = GradCheck(not self.any_rank(bad), self.scale)
+        self.skipped += not check.finite
+        return check
 
-    def judge_overflow(self, overflowed: bool) -> bool:
-        """Whether a value that left its format makes a step bad by itself; a fixed factor could not help."""
-        return False
+    def observe(self, gradients: list[Tensor]) -> None:
+        """Look at the gradients before they are unscaled."""
 
-    def look(self, gradients: list[Tensor]) -> None:
-        """See the gradients before they are divided."""
+    def update(self, check: GradCheck, samples: int) -> None:
+        pass
 
-    def follow(self, verdict: GradCheck, samples: int) -> None:
-        """The factor stays."""
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._STATE}
 
-    def state(self) -> dict[str, Any]:
-        """Factor and counters."""
-        return {key: value for key, value in vars(self).items() if isinstance(value, (int, float))}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take factor and counters back."""
-        for key in self.state():
-            if key in state:
-                setattr(self, key, type(getattr(self, key))(state[key]))
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._STATE:
+            if name in state:
+                setattr(self, name, type(getattr(self, name))(state[name]))
 
 
 class DynamicScaling(StaticScaling):
-    """Up after a number of clean steps, down after a number of bad ones."""
+    """Doubles the scale after `growth_steps` good steps in a row and halves it after `backoff_steps` bad ones.
+
+    With `consecutive`, a good step resets the count of bad ones.
+    """
+
+    skips_overflow = True
+    _STATE = ("scale", "skipped", "clean_steps", "bad_steps")
 
     def __init__(
-        self, scale: float, *, growth_steps: int, patience: int, in_a_row: bool, agree: AnyRank = single_process
+        self,
+        scale: float,
+        *,
+        growth_steps: int,
+        backoff_steps: int,
+        consecutive: bool,
+        any_rank: AnyRank = single_process,
     ) -> None:
-        super().__init__(scale, agree)
+        super().__init__(scale, any_rank)
         self._growth_steps = growth_steps
-        self._patience = patience
-        self._in_a_row = in_a_row
+        self._backoff_steps = backoff_steps
+        self._consecutive = consecutive
         self.clean_steps = 0
         self.bad_steps = 0
 
-    def judge_overflow(self, overflowed: bool) -> bool:
-        """A saturating device shows an overflow only here."""
-        return overflowed
-
-    def follow(self, verdict: GradCheck, samples: int) -> None:
-        """Count, and change the factor when a count is full."""
-        self.clean_steps = self.clean_steps + 1 if verdict.clean else 0
-        self.bad_steps += not verdict.clean
-        if self._in_a_row and verdict.clean:
+    def update(self, check: GradCheck, samples: int) -> None:
+        self.clean_steps = self.clean_steps + 1 if check.finite else 0
+        self.bad_steps += not check.finite
+        if self._consecutive and check.finite:
             self.bad_steps = 0
-        if self.bad_steps >= self._patience:
+        if self.bad_steps >= self._backoff_steps:
             self._change(0.5)
         elif self.clean_steps >= self._growth_steps:
             self._change(2.0)
@@ -159,87 +159,65 @@ class DynamicScaling(StaticScaling):
         self.scale = min(max(self.scale * factor, 1.0), MAX_SCALE)
         self.clean_steps = self.bad_steps = 0
 
-    def state(self) -> dict[str, Any]:
-        """Factor and counters, not the rule itself."""
-        return {
-            "scale": self.scale,
-            "skipped": self.skipped,
-            "clean_steps": self.clean_steps,
-            "bad_steps": self.bad_steps,
-        }
-
 
 class RampScaling(StaticScaling):
-    """Doubles in equal parts of the run; a function of samples seen, so nothing has to be kept but the skips."""
+    """Doubles in equal parts of the run. The scale is a function of the samples seen."""
 
-    def __init__(self, initial: float, final: float, span: tuple[int, int], agree: AnyRank = single_process) -> None:
-        super().__init__(initial, agree)
+    def __init__(self, initial: float, final: float, span: tuple[int, int], any_rank: AnyRank = single_process) -> None:
+        super().__init__(initial, any_rank)
         self._initial = initial
         total, epoch = span
         self._levels = int(math.log2(final // initial)) + 1
         epochs = total / epoch
-        whole = epochs // self._levels
-        self._period = (whole or epochs / self._levels) * epoch
+        whole_epochs = epochs // self._levels
+        self._period = (whole_epochs or epochs / self._levels) * epoch
 
-    def follow(self, verdict: GradCheck, samples: int) -> None:
-        """The factor of the next step."""
+    def update(self, check: GradCheck, samples: int) -> None:
         self.scale = self._initial * 2.0 ** min(self._levels - 1, int(samples // self._period))
-
-    def state(self) -> dict[str, Any]:
-        """The factor and the skips."""
-        return {"scale": self.scale, "skipped": self.skipped}
 
 
 class AutomaticScaling(StaticScaling):
-    """As high as the histogram of the gradients' exponents allows."""
+    """Keeps the scale as high as the largest gradients allow."""
 
     PERIOD = 16
-    SHARE = 1e-7
+    HIGH_FRACTION = 1e-7
+    skips_overflow = True
+    _STATE = ("scale", "skipped", "steps", "high", "seen")
 
-    def __init__(self, scale: float, largest: float, agree: AnyRank = single_process) -> None:
-        super().__init__(scale, agree)
-        self._edge = largest / 8
+    def __init__(self, scale: float, largest: float, any_rank: AnyRank = single_process) -> None:
+        super().__init__(scale, any_rank)
+        self._threshold = largest / 8
         self.steps = 0
         self.high = 0
         self.seen = 0
 
-    def judge_overflow(self, overflowed: bool) -> bool:
-        """A saturating device shows an overflow only here."""
-        return overflowed
-
-    def look(self, gradients: list[Tensor]) -> None:
-        """Count values near the end of the range."""
-        self.high += sum(int((gradient.abs() > self._edge).sum()) for gradient in gradients)
+    def observe(self, gradients: list[Tensor]) -> None:
+        """Count all values, and those near the end of the range."""
+        self.high += sum(int((gradient.abs() > self._threshold).sum()) for gradient in gradients)
         self.seen += sum(gradient.numel() for gradient in gradients)
 
-    def follow(self, verdict: GradCheck, samples: int) -> None:
-        """Halve at once after an overflow; otherwise decide once in a period."""
+    def update(self, check: GradCheck, samples: int) -> None:
         self.steps += 1
-        if not verdict.clean:
+        if not check.finite:
             self._change(0.5)
         elif self.steps >= self.PERIOD:
-            crowded = self.agree(self.high > self.SHARE * self.seen)
-            self._change(0.5 if crowded else 2.0)
+            self._change(0.5 if self.any_rank(self.high > self.HIGH_FRACTION * self.seen) else 2.0)
 
     def _change(self, factor: float) -> None:
         self.scale = min(max(self.scale * factor, 1.0), AUTOMATIC_MAX_SCALE)
         self.steps = self.high = self.seen = 0
 
-    def state(self) -> dict[str, Any]:
-        """Factor and counters."""
-        return {name: getattr(self, name) for name in ("scale", "skipped", "steps", "high", "seen")}
-
 
 def _all_finite(gradients: Iterable[Tensor]) -> bool:
-    # A sum is finite only if all its parts are; in float64 it cannot overflow by itself.
+    # A sum is finite only if all its terms are; a sum of fp32 values cannot overflow in float64.
     sums = [gradient.sum(dtype=torch.float64) for gradient in gradients]
     return bool(torch.stack(sums).isfinite().all()) if sums else True
 
 
 def build_scaler(
-    config: PrecisionConfig, policy: Policy, span: tuple[int, int], agree: AnyRank = single_process
+    config: PrecisionConfig, policy: Policy, span: tuple[int, int], any_rank: AnyRank = single_process
 ) -> Scaler:
-    """The scaler that a config asks for; `span` is the run and one epoch in samples."""
+    """Build the scaler of a config; `span` is the length of the run and of one epoch in samples."""
     model = DEVICE_MODELS[config.device_model] if config.device_model else None
     rule = config.loss_scaling_rule
     if model is not None and rule == "static" and config.loss_scaling is None:
@@ -247,13 +225,17 @@ def build_scaler(
     if policy.compute is FP32 and config.loss_scaling is None and rule == "static":
         return NoScaling()
     final = config.loss_scaling or DEFAULT_SCALE
-    first = config.initial_loss_scaling
+    initial = config.initial_loss_scaling
     if rule == "dynamic":
-        return DynamicScaling(first or 65536.0, growth_steps=2000, patience=1, in_a_row=True, agree=agree)
+        return DynamicScaling(
+            initial or 65536.0, growth_steps=2000, backoff_steps=1, consecutive=True, any_rank=any_rank
+        )
     if rule == "ascend":
-        return DynamicScaling(first or 2.0**32, growth_steps=1000, patience=2, in_a_row=False, agree=agree)
+        return DynamicScaling(
+            initial or 2.0**32, growth_steps=1000, backoff_steps=2, consecutive=False, any_rank=any_rank
+        )
     if rule == "ramp":
-        return RampScaling(first or 1.0, final, span, agree)
+        return RampScaling(initial or 1.0, final, span, any_rank)
     if rule == "automatic":
-        return AutomaticScaling(first or final, policy.compute.largest, agree)
-    return StaticScaling(final, agree)
+        return AutomaticScaling(initial or final, policy.compute.largest, any_rank)
+    return StaticScaling(final, any_rank)

@@ -1,11 +1,11 @@
-"""Looking at numbers while they are computed: traps, dumps, and surveys of exponents.
+"""Observers of emulated values: traps, dumps and exponent surveys.
 
-    Trap           ends the run at the first result that leaves its format
-    StepDump       writes all results of chosen steps
-    OverflowDump   writes the operation that overflows first, with its inputs
-    Survey         counts, for each layer and direction, exponents, and values too small or too large for the format
+    OverflowTrap     stops the run at the first result that leaves its format
+    StepDump         writes all results of chosen steps
+    OverflowDump     writes the first operation that overflows, with its inputs
+    ExponentSurvey   counts, for each layer and direction, exponents and values too small or too large for the format
 
-Dumps are safetensors; statistics of every tensor are in the metadata under "statistics", as JSON.
+Dumps are safetensors files; statistics of every tensor are in the metadata under "statistics", as JSON.
 """
 
 import json
@@ -25,166 +25,145 @@ from convolve.numerics.emulator import NullObserver, Observer, OverflowEvent
 from convolve.numerics.formats import Format
 from convolve.numerics.op_location import OpLocation
 from convolve.numerics.rounding import Flags
-from convolve.run_files import dump_name, overflow_dump_name
 
 MIN_EXPONENT, MAX_EXPONENT = -40, 40
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def parse_steps(text: str) -> list[range]:
-    """The steps in a text such as `10|20|30-35`, both ends included."""
+    """Parse steps and ranges such as `10|20|30-35`; both ends of a range are included."""
     ranges = []
     for part in text.replace(",", "|").split("|"):
         match = _STEPS.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise ConfigError(f"data-dump-step={text}: '{part}' is no step; write steps and ranges as in 10|20|30-35")
+            raise ConfigError(f"--data-dump-step {text}: '{part}' is not a step; write steps as in 10|20|30-35")
         ranges.append(range(first, last + 1))
     return ranges
 
 
-def describe_problem(meeting: OverflowEvent) -> str:
-    """What kind of trouble a result is."""
-    if meeting.flags & Flags.NAN:
+def describe_problem(event: OverflowEvent) -> str:
+    """Name what is wrong with a result."""
+    if event.flags & Flags.NAN:
         return "invalid result (NaN)"
-    divides = meeting.operation.startswith(("div", "reciprocal", "rsqrt"))
-    return "division by zero" if meeting.flags & Flags.INFINITY and divides else "overflow"
+    divides = event.operation.startswith(("div", "reciprocal", "rsqrt"))
+    return "division by zero" if event.flags & Flags.INFINITY and divides else "overflow"
 
 
 class Observers:
-    """Many watchers as one."""
+    """Forwards every call to several observers."""
 
-    def __init__(self, watchers: Sequence[Observer]) -> None:
-        self._watchers = tuple(watchers)
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
 
-    def begin(self, step: int) -> None:
-        """Tell all of them."""
-        for watcher in self._watchers:
-            watcher.begin(step)
+    def on_step_start(self, step: int) -> None:
+        for observer in self._observers:
+            observer.on_step_start(step)
 
-    def end(self) -> None:
-        """Tell all of them."""
-        for watcher in self._watchers:
-            watcher.end()
+    def on_step_end(self) -> None:
+        for observer in self._observers:
+            observer.on_step_end()
 
-    def watching(self) -> bool:
-        """Whether one of them wants results."""
-        return any(watcher.watching() for watcher in self._watchers)
+    def observes_results(self) -> bool:
+        return any(observer.observes_results() for observer in self._observers)
 
-    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """Show it to those who want it."""
-        for watcher in self._watchers:
-            if watcher.watching():
-                watcher.see(place, operation, result)
+    def on_result(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        for observer in self._observers:
+            if observer.observes_results():
+                observer.on_result(location, operation, result)
 
-    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """Show it to those who want it."""
-        for watcher in self._watchers:
-            if watcher.watching():
-                watcher.keep(place, operation, result)
+    def on_rounded(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        for observer in self._observers:
+            if observer.observes_results():
+                observer.on_rounded(location, operation, result)
 
-    def meet(self, meeting: OverflowEvent) -> None:
-        """Tell all of them."""
-        for watcher in self._watchers:
-            watcher.meet(meeting)
+    def on_overflow(self, event: OverflowEvent) -> None:
+        for observer in self._observers:
+            observer.on_overflow(event)
 
 
 @dataclass
-class OverflowTrap(NullObserver):
-    """Ends the run at the first overflow, invalid result or division by zero."""
+class _StepObserver(NullObserver):
+    """Keeps the number of the current step; None in evaluation."""
 
-    step: int | None = None
+    step: int | None = field(default=None, kw_only=True)
 
-    def begin(self, step: int) -> None:
-        """Remember the step, for the message."""
+    def on_step_start(self, step: int) -> None:
         self.step = step
 
-    def end(self) -> None:
-        """What comes until the next step is evaluation."""
+    def on_step_end(self) -> None:
         self.step = None
 
-    def meet(self, meeting: OverflowEvent) -> None:
-        """Name layer, direction and step, and stop."""
+
+@dataclass
+class OverflowTrap(_StepObserver):
+    """Stops the run at the first overflow, invalid result or division by zero."""
+
+    def on_overflow(self, event: OverflowEvent) -> None:
         when = "in evaluation" if self.step is None else f"at step {self.step}"
-        direction = "backward" if meeting.place.backward else "forward"
+        layer, direction = event.location.layer or "network", event.location.direction
         raise NumericsError(
-            f"{describe_problem(meeting)} in layer {meeting.place.layer or 'network'}, {direction}, {when} "
-            f"({meeting.operation}): fp-exceptions ends the run; lower --loss-scaling or --learning-rate, "
+            f"{describe_problem(event)} in layer {layer}, {direction}, {when} "
+            f"({event.operation}): stopped by --fp-exceptions; lower --loss-scaling or --learning-rate, "
             "or set --saturate-on-overflow"
         )
 
 
 @dataclass
-class OverflowDump(NullObserver):
-    """Writes the first operation whose result left the format."""
+class OverflowDump(_StepObserver):
+    """Writes the first operation of training whose result left the format, once in a run."""
 
     folder: Path
-    step: int | None = None
     written: Path | None = None
 
-    def begin(self, step: int) -> None:
-        """Remember the step."""
-        self.step = step
-
-    def end(self) -> None:
-        """What comes until the next step is evaluation, which is not dumped."""
-        self.step = None
-
-    def meet(self, meeting: OverflowEvent) -> None:
-        """Write inputs and results, once in a run."""
+    def on_overflow(self, event: OverflowEvent) -> None:
         if self.written is not None or self.step is None:
             return
-        tensors = {f"input.{n}": x for n, x in enumerate(meeting.inputs) if isinstance(x, Tensor)}
-        tensors.update({f"result.{n}": x for n, x in enumerate(meeting.results)})
-        facts = {"layer": meeting.place.layer, "direction": "backward" if meeting.place.backward else "forward"}
-        facts |= {"operation": meeting.operation, "trouble": describe_problem(meeting), "step": str(self.step)}
-        self.written = write_dump(self.folder / overflow_dump_name(self.step), tensors, facts)
+        tensors = {f"input.{n}": x for n, x in enumerate(event.inputs) if isinstance(x, Tensor)}
+        tensors.update({f"result.{n}": x for n, x in enumerate(event.results)})
+        metadata = {"layer": event.location.layer, "direction": event.location.direction}
+        metadata |= {"operation": event.operation, "trouble": describe_problem(event), "step": str(self.step)}
+        self.written = write_dump(self.folder / f"overflow-step-{self.step:09d}.safetensors", tensors, metadata)
 
 
 @dataclass
-class StepDump(NullObserver):
-    """Writes all results of chosen steps, as the network went on with them."""
+class StepDump(_StepObserver):
+    """Writes all results of chosen steps, after rounding."""
 
     folder: Path
     steps: list[range]
-    step: int | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def begin(self, step: int) -> None:
-        """Start to collect if this step was chosen."""
+    def on_step_start(self, step: int) -> None:
         self.step = step if any(step in chosen for chosen in self.steps) else None
 
-    def watching(self) -> bool:
-        """Whether this step was chosen."""
+    def observes_results(self) -> bool:
         return self.step is not None
 
-    def keep(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """Take a copy."""
-        direction = "backward" if place.backward else "forward"
-        stem = f"{place.layer or 'network'}:{direction}:{operation}"
-        number = sum(name.startswith(f"{stem}:") for name in self.tensors)
-        self.tensors[f"{stem}:{number}"] = result.detach().clone(memory_format=torch.contiguous_format)
+    def on_rounded(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        stem = f"{location.layer or 'network'}:{location.direction}:{operation}"
+        index = sum(name.startswith(f"{stem}:") for name in self.tensors)
+        self.tensors[f"{stem}:{index}"] = result.detach().clone(memory_format=torch.contiguous_format)
 
-    def end(self) -> None:
-        """Write what was collected."""
+    def on_step_end(self) -> None:
         if self.step is not None:
-            path = self.folder / dump_name(self.step)
+            path = self.folder / f"step-{self.step:09d}.safetensors"
             write_dump(path, self.tensors, {"step": str(self.step)})
         self.step, self.tensors = None, {}
 
 
-def write_dump(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> Path:
-    """Write tensors with their statistics."""
+def write_dump(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Path:
+    """Write tensors with metadata and the statistics of each tensor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
     statistics = {name: describe_tensor(x) for name, x in plain.items()}
     with atomic_file(path) as draft:
-        save_file(plain, draft, metadata={**facts, "statistics": json.dumps(statistics)})
+        save_file(plain, draft, metadata={**metadata, "statistics": json.dumps(statistics)})
     return path
 
 
 def describe_tensor(x: Tensor) -> dict[str, Any]:
-    """Shape, range and odd values of a tensor, in plain numbers."""
+    """Return shape, range, fraction of zeros and number of non-finite values of a tensor."""
     if not x.is_floating_point() or not x.numel():
         return {"shape": list(x.shape)}
     finite = x[x.isfinite()].double()
@@ -201,7 +180,7 @@ def describe_tensor(x: Tensor) -> dict[str, Any]:
 
 @dataclass
 class ExponentHistogram:
-    """What was counted in one layer and direction; shares are of all values that are not zero."""
+    """Counts of one layer and direction. Fractions are of all values that are not zero."""
 
     values: int = 0
     nonzero: int = 0
@@ -213,58 +192,53 @@ class ExponentHistogram:
     def add(self, x: Tensor, target: Format) -> None:
         """Count a result before it is rounded."""
         size = x.detach().abs()
-        kept = size[(size > 0) & size.isfinite()]
+        finite = size[(size > 0) & size.isfinite()]
         self.values += x.numel()
         self.nonzero += int((size != 0).sum())
         # Half of the smallest number and all below it round to zero.
-        self.lost += int((kept <= target.smallest / 2).sum())
-        self.subnormal += int((kept < target.smallest_normal).sum())
+        self.lost += int((finite <= target.smallest / 2).sum())
+        self.subnormal += int((finite < target.smallest_normal).sum())
         self.over += int((size > target.largest).sum()) + int(size.isnan().sum())
-        bins = (torch.frexp(kept).exponent - 1).clamp(MIN_EXPONENT, MAX_EXPONENT).long() - MIN_EXPONENT
+        bins = (torch.frexp(finite).exponent - 1).clamp(MIN_EXPONENT, MAX_EXPONENT).long() - MIN_EXPONENT
         counts = torch.bincount(bins, minlength=MAX_EXPONENT - MIN_EXPONENT + 1).tolist()
         self.exponents = [a + b for a, b in zip(self.exponents, counts, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        """Shares, and the histogram from its first to its last exponent that occurs."""
-        whole = max(self.nonzero, 1)
+        """Return fractions, and the histogram from the first to the last exponent that occurs."""
+        nonzero = max(self.nonzero, 1)
         used = [n for n, count in enumerate(self.exponents) if count]
         first, last = (used[0], used[-1]) if used else (0, -1)
         return {
             "values": self.values,
             "zero_share": 1 - self.nonzero / max(self.values, 1),
-            "underflow_share": self.lost / whole,
-            "subnormal_share": self.subnormal / whole,
-            "overflow_share": self.over / whole,
+            "underflow_share": self.lost / nonzero,
+            "subnormal_share": self.subnormal / nonzero,
+            "overflow_share": self.over / nonzero,
             "first_exponent": MIN_EXPONENT + first,
             "exponents": self.exponents[first : last + 1],
         }
 
 
 @dataclass
-class ExponentSurvey(NullObserver):
-    """Every so many steps, a census of all layers; `tell` gets the step and the counts by place."""
+class ExponentSurvey(_StepObserver):
+    """Histograms of all layers in every `every`-th step; `emit` receives the step and the histograms by location."""
 
     every: int
     target: Format
-    tell: Callable[[int, dict[str, Any]], None]
-    step: int | None = None
-    counts: dict[str, ExponentHistogram] = field(default_factory=dict)
+    emit: Callable[[int, dict[str, Any]], None]
+    histograms: dict[str, ExponentHistogram] = field(default_factory=dict)
 
-    def begin(self, step: int) -> None:
-        """Start to count if it is time."""
+    def on_step_start(self, step: int) -> None:
         self.step = step if step % self.every == 0 else None
 
-    def watching(self) -> bool:
-        """Whether this step is counted."""
+    def observes_results(self) -> bool:
         return self.step is not None
 
-    def see(self, place: OpLocation, operation: str, result: Tensor) -> None:
-        """Count a result before it is rounded."""
-        name = f"{place.layer or 'network'}/{'backward' if place.backward else 'forward'}"
-        self.counts.setdefault(name, ExponentHistogram()).add(result, self.target)
+    def on_result(self, location: OpLocation, operation: str, result: Tensor) -> None:
+        name = f"{location.layer or 'network'}/{location.direction}"
+        self.histograms.setdefault(name, ExponentHistogram()).add(result, self.target)
 
-    def end(self) -> None:
-        """Tell what was counted."""
+    def on_step_end(self) -> None:
         if self.step is not None:
-            self.tell(self.step, {name: census.to_json() for name, census in self.counts.items()})
-        self.step, self.counts = None, {}
+            self.emit(self.step, {name: histogram.to_json() for name, histogram in self.histograms.items()})
+        self.step, self.histograms = None, {}

@@ -32,6 +32,7 @@ from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.loggers.base import Console, ValidationRecord
+from convolve.numerics.execution import Execution
 from convolve.run_files import step_of
 from convolve.runs.load import TrainedModel, load_trained
 from convolve.runs.validate import validate_one
@@ -131,8 +132,8 @@ def finish_average(
         # A running average holds statistics of nearly its own weights already.
         statistics = "averaged" if recipe.mode == "ema" else recipe.statistics
     if statistics == "measured":
-        match_training_numerics(trained.config, trained.network, material.device)
-        reestimate_batch_norm(trained.network, material.train_loader(), trained.config.run.seed)
+        execution = match_training_numerics(trained.config, trained.network, material.device)
+        reestimate_batch_norm(trained.network, material.train_loader(), trained.config.run.seed, execution)
         snapshot = load(saved)
         snapshot.tensors["model"] = dict(trained.network.state_dict())
         save_average(saved.parent.parent, saved.name, snapshot)
@@ -144,14 +145,14 @@ def batch_norms(network: nn.Module) -> list[BatchNorm2d]:
     return [module for module in network.modules() if isinstance(module, BatchNorm2d)]
 
 
-def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int) -> None:
+def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int, execution: Execution) -> None:
     """Plain means of batch-norm statistics over training images, as the network sees them in training."""
     norms = batch_norms(network)
     with eval_mode(network):
         for norm in norms:
             norm.train()
         for images in _some_images(loader, seed):
-            network(images)
+            execution.forward(network, images)
     for norm in norms:
         norm.settle(norm.take_sums(), momentum=1.0)
         norm.eval()

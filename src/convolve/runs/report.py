@@ -18,6 +18,7 @@ from convolve.files import write_file
 from convolve.loggers.base import Console, timestamp
 from convolve.loggers.files import Points, read_points
 from convolve.models.network import Network
+from convolve.numerics.execution import Execution, PlainExecution
 from convolve.report.calibration import calibrate
 from convolve.report.numerics_section import read_numerics
 from convolve.report.page import RunReport, render, report_path
@@ -46,12 +47,15 @@ class ReportResult:
     runs: list[RunFigures]
 
 
-def collect_predictions(network: Network, material: DataModule, what: str) -> TestPredictions:
+def collect_predictions(
+    network: Network, material: DataModule, what: str, execution: Execution | None = None
+) -> TestPredictions:
     """The answers of a network on every test image."""
     collector = PredictionCollector(material.dataset.classes, what)
+    execution = execution or PlainExecution()
     with eval_mode(network):
         for batch in material.test_loader().batches(BATCH):
-            logits = network(batch.images).float().cpu().numpy()
+            logits = execution.forward(network, batch.images).float().cpu().numpy()
             labels = batch.labels.cpu().numpy().astype(np.int64)
             rows = collector.wanted(logits, labels)
             pixels = to_pixels(batch.images[rows], material.transform)
@@ -59,9 +63,11 @@ def collect_predictions(network: Network, material: DataModule, what: str) -> Te
     return collector.evidence()
 
 
-def write_training_report(folder: Path, network: Network, material: DataModule, *, evaluated: bool) -> Path:
+def write_training_report(
+    folder: Path, network: Network, material: DataModule, execution: Execution, *, evaluated: bool
+) -> Path:
     """The report at the end of a training, from what is in memory; costs one pass over the test images."""
-    evidence = collect_predictions(network, material, "final weights") if evaluated else None
+    evidence = collect_predictions(network, material, "final weights", execution) if evaluated else None
     return _write(report_path(folder), [_warn(folder, evidence, _environment())])
 
 

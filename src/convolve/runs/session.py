@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from convolve.engine.callbacks import (
     WeightCheckCallback,
 )
 from convolve.engine.ema import ModelEMA
-from convolve.engine.evaluate import VALID_BATCH
+from convolve.engine.evaluate import VALID_BATCH, LogitsFn
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
 from convolve.engine.loop import fit, run_samples, stop_on_signals
 from convolve.engine.loss import CrossEntropy
@@ -65,6 +66,7 @@ from convolve.loggers.files import open_loggers, truncate_after
 from convolve.models import registry
 from convolve.models.network import Network
 from convolve.models.summary import summarize
+from convolve.numerics.execution import Execution
 from convolve.numerics.select import explain_kernels, use_kernels
 from convolve.optim.optimizers import build_optimizer
 from convolve.optim.schedules import RunSpan, build_schedule
@@ -118,7 +120,7 @@ class Session:
         if config.optim.ema_decay is not None:
             self.state.averager = ModelEMA(self.place.part, config.optim.ema_decay)
         self.numerics = self._begin_numerics()
-        self.trained: Network = self.place.part
+        self.trained: tuple[Network, Execution] = self.place.part, self.state.arithmetic
         self.writer: Logger = LoggerGroup([])
         self.best_accuracy = -1.0
         self.earlier_seconds = 0.0
@@ -135,9 +137,9 @@ class Session:
             self.team.any_rank,
         )
         self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
-        numerics.arithmetic.attach(self.state.model)
+        numerics.arithmetic.install(self.state.model)
         self.native_layers = use_kernels(self.config, self.state.model, numerics.choice)
-        numerics.arithmetic.begin()
+        numerics.arithmetic.round_initial_weights()
         return numerics
 
     def write_config(self) -> None:
@@ -252,7 +254,7 @@ class Session:
             self.writer,
             clock,
             self.team,
-            self.place.pipeline.infer if self.place.pipeline else None,
+            self.logits_fn(),
             config.run.validation_views,
         )
         save = SaveCallback(
@@ -344,7 +346,8 @@ class Session:
 
                 draw_curves(self.folder)
             if self.config.log.report and stopped_by is None:
-                write_training_report(self.folder, self.trained, self.material, evaluated=test is not None)
+                network, execution = self.trained
+                write_training_report(self.folder, network, self.material, execution, evaluated=test is not None)
             # Drawings refer to themselves: without this, a process that trains again and again holds many of them.
             gc.collect()
         return report
@@ -354,17 +357,22 @@ class Session:
         classes = len(self.material.dataset.classes)
         return build_model(self.config, self.material.transform, classes, self.material.device)
 
-    def _gather_whole(self) -> Network:
-        """The trained network for the report; at the first process also where the others hold stages of it."""
+    def logits_fn(self) -> LogitsFn | None:
+        """Return the evaluation through the pipeline; None if the model is not split."""
+        if self.place.pipeline is None:
+            return None
+        return partial(self.place.pipeline.infer, forward=partial(self.state.arithmetic.forward, self.state.model))
+
+    def _gather_whole(self) -> tuple[Network, Execution]:
+        """Return the trained model for the report and its execution; rank 0 collects the stages of a pipeline."""
         if self.place.pipeline is None or not self.config.log.report:
-            return self.state.model
+            return self.state.model, self.state.arithmetic
         tensors = self.team.collect(self.state.model.state_dict())
         if not self.team.is_rank_zero:
-            return self.state.model
+            return self.state.model, self.state.arithmetic
         whole = self._build_whole()
         load_weights(whole, Snapshot({"model": tensors}, {}))
-        match_training_numerics(self.config, whole, self.material.device)
-        return whole
+        return whole, match_training_numerics(self.config, whole, self.material.device)
 
     def _tell_of_data(self, throughput: Throughput) -> None:
         """Say whether the network had to wait for its input, and list the samples that were left out."""

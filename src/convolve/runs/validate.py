@@ -21,8 +21,9 @@ def validate_one(trained: TrainedModel, material: DataModule) -> ValidationRecor
     """Evaluate one network on the whole test split."""
     watch = Stopwatch()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
-    match_training_numerics(trained.config, trained.network, material.device)
-    counts = evaluate(trained.network, material.test_loader(), size, views=trained.config.run.validation_views)
+    execution = match_training_numerics(trained.config, trained.network, material.device)
+    views = trained.config.run.validation_views
+    counts = evaluate(trained.network, material.test_loader(), size, views=views, execution=execution)
     return validation_record(trained.path.name, trained.step, trained.epoch, counts, watch.seconds)
 
 

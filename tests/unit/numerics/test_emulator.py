@@ -23,16 +23,16 @@ CPU = torch.device("cpu")
 
 
 class Recorder(NullObserver):
-    """Keeps every result that the network goes on with."""
+    """Keeps every rounded result."""
 
     def __init__(self):
         self.kept = []
 
-    def watching(self):
+    def observes_results(self):
         return True
 
-    def keep(self, place, operation, result):
-        self.kept.append((str(place), operation, result.clone()))
+    def on_rounded(self, location, operation, result):
+        self.kept.append((str(location), operation, result.clone()))
 
 
 def make_network():
@@ -47,16 +47,16 @@ def make_network():
     return network
 
 
-def run(network, arithmetic, step=0, seed=0, batches=((0, 4),), scale=1.0):
-    """One window of micro batches; returns gradients and logits."""
+def run(network, execution, step=0, seed=0, batches=((0, 4),), scale=1.0):
+    """Run one step of micro batches; return gradients and logits."""
     draw = torch.Generator().manual_seed(9)
     images, labels = torch.randn(8, 1, 8, 8, generator=draw), torch.arange(8) % 5
     network.zero_grad()
     logits = []
-    with arithmetic.window(seed, step):
+    with execution.step_context(seed, step):
         for first, count in batches:
-            with arithmetic.micro_batch(first):
-                logits.append(network(images[first : first + count]))
+            with execution.micro_batch(first):
+                logits.append(execution.forward(network, images[first : first + count]))
                 loss = nn.functional.cross_entropy(logits[-1], labels[first : first + count], reduction="sum")
                 (loss * scale / 8).backward()
     return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}, torch.cat(logits)
@@ -64,10 +64,10 @@ def run(network, arithmetic, step=0, seed=0, batches=((0, 4),), scale=1.0):
 
 def emulate(watcher=None, **given):
     network = make_network()
-    arithmetic = EmulatedExecution(build_policy(PrecisionConfig(**given)), watcher)
-    arithmetic.attach(network)
-    arithmetic.begin()
-    return network, arithmetic
+    execution = EmulatedExecution(build_policy(PrecisionConfig(**given)), watcher)
+    execution.install(network)
+    execution.round_initial_weights()
+    return network, execution
 
 
 def on_grid(x, kind=torch.float16):
@@ -79,8 +79,8 @@ def on_grid(x, kind=torch.float16):
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_every_result_forward_and_backward_lies_on_the_grid(precision, half_type, stochastic):
     recorder, kind = Recorder(), {"fp16": torch.float16, "bf16": torch.bfloat16}[half_type]
-    network, arithmetic = emulate(recorder, precision=precision, half_type=half_type, stochastic_rounding=stochastic)
-    gradients, logits = run(network, arithmetic, scale=128.0)
+    network, execution = emulate(recorder, precision=precision, half_type=half_type, stochastic_rounding=stochastic)
+    gradients, logits = run(network, execution, scale=128.0)
     places = {place for place, _, _ in recorder.kept}
     layers = ("conv1", "bn1", "act", "pool", "fc")
     assert places == {f"{layer} {way}" for layer in layers for way in ("forward", "backward")}
@@ -90,25 +90,25 @@ def test_every_result_forward_and_backward_lies_on_the_grid(precision, half_type
     assert not on_grid(network.bn1.running_var), "statistics are fp32"
 
 
-def test_master_weights_stay_in_fp32_and_come_back_after_each_window():
-    network, arithmetic = emulate(precision="16.32")
+def test_master_weights_stay_in_fp32_and_come_back_after_each_step():
+    network, execution = emulate(precision="16.32")
     before = {name: value.clone() for name, value in network.state_dict().items() if "running" not in name}
     assert not on_grid(network.conv1.weight)
-    with arithmetic.window(0, 0):
+    with execution.step_context(0, 0):
         assert on_grid(network.conv1.weight)
-    run(network, arithmetic)
-    network.eval()(torch.randn(2, 1, 8, 8))
+    run(network, execution)
+    execution.forward(network.eval(), torch.randn(2, 1, 8, 8))
     after = network.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items() if "batches" not in name)
 
 
 def test_16_16_keeps_weights_and_momentum_on_the_grid_and_second_moments_in_fp32():
-    network, arithmetic = emulate(precision="16.16")
+    network, execution = emulate(precision="16.16")
     assert on_grid(network.conv1.weight)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    run(network, arithmetic)
+    run(network, execution)
     optimizer.step()
-    arithmetic.settle(optimizer, seed=0, step=0)
+    execution.round_weights_(optimizer, seed=0, step=0)
     state = optimizer.state[network.fc.weight]
     assert on_grid(network.fc.weight) and on_grid(state["exp_avg"])
     assert not on_grid(state["exp_avg_sq"])
@@ -121,9 +121,9 @@ def test_accumulated_gradients_of_16_16_lie_on_the_grid_and_those_of_16_32_need_
 
 
 def test_stochastic_rounding_is_keyed_by_seed_and_step():
-    network, arithmetic = emulate(precision="16.32", stochastic_rounding=True)
+    network, execution = emulate(precision="16.32", stochastic_rounding=True)
     one, again, later, other = (
-        run(network, arithmetic, step=step, seed=seed)[0]["conv1.weight"]
+        run(network, execution, step=step, seed=seed)[0]["conv1.weight"]
         for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
     )
     assert torch.equal(one, again)
@@ -133,9 +133,9 @@ def test_stochastic_rounding_is_keyed_by_seed_and_step():
 
 def test_a_layer_that_stays_in_fp32_computes_in_fp32_between_two_casts():
     recorder = Recorder()
-    network, arithmetic = emulate(recorder, precision="16.16", force_fp32=("act", "fc"), stochastic_rounding=False)
+    network, execution = emulate(recorder, precision="16.16", force_fp32=("act", "fc"), stochastic_rounding=False)
     assert not on_grid(network.fc.weight)
-    gradients, _ = run(network, arithmetic, scale=128.0)
+    gradients, _ = run(network, execution, scale=128.0)
     kept = {place: result for place, _, result in recorder.kept}
     assert not on_grid(kept["act forward"]) and not on_grid(kept["act backward"])
     assert on_grid(kept["pool forward"]) and on_grid(kept["bn1 backward"])
@@ -150,11 +150,11 @@ def test_the_bookkeeping_of_a_norm_is_not_rounded():
     for precision in ("32.32", "16.32"):
         norm = BatchNorm2d(2)
         network = nn.Sequential(norm, nn.Flatten())
-        arithmetic = EmulatedExecution(build_policy(PrecisionConfig(precision=precision)))
-        arithmetic.attach(network)
+        execution = EmulatedExecution(build_policy(PrecisionConfig(precision=precision)))
+        execution.install(network)
         x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
-        with arithmetic.window(0, 0), arithmetic.micro_batch(0):
-            network(x).sum().backward()
+        with execution.step_context(0, 0), execution.micro_batch(0):
+            execution.forward(network, x).sum().backward()
         settle(network)
         found.append(torch.cat([norm.running_mean, norm.running_var]))
     assert torch.allclose(found[0], found[1], rtol=1e-3)
@@ -163,22 +163,24 @@ def test_the_bookkeeping_of_a_norm_is_not_rounded():
 
 def test_ascends_lists_decide_by_operation():
     recorder = Recorder()
-    network, arithmetic = emulate(recorder, precision_mode="allow_fp32_to_fp16")
-    run(network, arithmetic, scale=128.0)
+    network, execution = emulate(recorder, precision_mode="allow_fp32_to_fp16")
+    run(network, execution, scale=128.0)
     exact = {place.split()[0] for place, _, result in recorder.kept if on_grid(result)}
     assert {"conv1", "fc"} <= exact
     assert not exact & {"bn1", "act"}
 
 
 def test_evaluation_rounds_to_nearest_and_can_be_repeated():
-    network, _ = emulate(precision="16.16")
+    network, execution = emulate(precision="16.16")
     network.eval()
     x = torch.randn(3, 1, 8, 8)
     with torch.inference_mode():
-        one, two = network(x), network(x)
+        one, two = execution.forward(network, x), execution.forward(network, x)
     assert torch.equal(one, two) and on_grid(one)
     plain = copy.deepcopy(network)(x)
-    assert not on_grid(plain.detach()), "a copy computes in fp32 again"
+    assert not on_grid(plain.detach()), "only the execution rounds"
+    with pytest.raises(AssertionError, match="only the installed model"):
+        execution.forward(copy.deepcopy(network), x)
     assert torch.allclose(one, plain, atol=1e-2)
 
 
@@ -190,8 +192,8 @@ def test_half_partials_change_results_a_little_and_stay_on_the_grid():
     assert torch.allclose(plain[1], half[1], atol=0.02)
     for name in plain[0]:
         assert torch.allclose(plain[0][name], half[0][name], atol=0.02), name
-    network, _ = emulate(precision="16.32", enable_half_partials=True)
-    assert network.eval()(torch.randn(2, 1, 8, 8)).shape == (2, 5)
+    network, execution = emulate(precision="16.32", enable_half_partials=True)
+    assert execution.forward(network.eval(), torch.randn(2, 1, 8, 8)).shape == (2, 5)
 
 
 def test_the_random_numbers_of_dropout_are_not_rounded():
@@ -203,12 +205,12 @@ def test_the_random_numbers_of_dropout_are_not_rounded():
             return x * 1.1
 
     network = torch.nn.Sequential(Drawing())
-    arithmetic = EmulatedExecution(build_policy(PrecisionConfig(precision="16.16")))
+    execution = EmulatedExecution(build_policy(PrecisionConfig(precision="16.16")))
     with rng.at(seed=0, step=0, first=0):
         network(torch.ones(4))
-        arithmetic.attach(network)
-        with arithmetic.window(0, 0), arithmetic.micro_batch(0):
-            y = network(torch.ones(4))
+        execution.install(network)
+        with execution.step_context(0, 0), execution.micro_batch(0):
+            y = execution.forward(network, torch.ones(4))
     assert torch.equal(*seen) and not on_grid(seen[0])
     assert on_grid(y)
 
@@ -222,12 +224,12 @@ def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
     for kind in (EmulatedExecution, AutocastExecution):
         network = make_network()
         policy = build_policy(PrecisionConfig(precision="16.32", half_type="bf16"))
-        arithmetic = kind(policy) if kind is EmulatedExecution else kind(policy, CPU)
-        arithmetic.attach(network)
+        execution = kind(policy) if kind is EmulatedExecution else kind(policy, CPU)
+        execution.install(network)
         outputs = {}
         for name, module in network.named_children():
             module.register_forward_hook(lambda _, __, x, n=name, o=outputs: o.update({n: x.detach().float()}))
-        gradients, _ = run(network, arithmetic)
+        gradients, _ = run(network, execution)
         seen.append({**outputs, **gradients})
     for name, emulated in seen[0].items():
         native = seen[1][name]
@@ -235,11 +237,11 @@ def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
 
 
 def test_a_trap_names_layer_direction_and_step():
-    network, arithmetic = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True)
-    run(network, arithmetic, step=1)
+    network, execution = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True)
+    run(network, execution, step=1)
     network.fc.weight.data.fill_(60000.0)
     with pytest.raises(NumericsError, match=r"overflow in layer fc, forward, at step 7 \(addmm\)"):
-        run(network, arithmetic, step=7)
+        run(network, execution, step=7)
     assert not on_grid(make_network().fc.weight)
 
 
@@ -248,33 +250,33 @@ def test_a_trap_names_layer_direction_and_step():
     [(1e8, "overflow in layer loss, backward, at step 3"), (3e5, "overflow in layer fc, backward")],
 )
 def test_a_trap_names_the_place_of_an_overflow_in_the_backward_pass(scale, message):
-    network, arithmetic = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
+    network, execution = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
     network.fc.weight.data.mul_(40)
     with pytest.raises(NumericsError, match=message):
-        run(network, arithmetic, step=3, scale=scale)
+        run(network, execution, step=3, scale=scale)
 
 
 def test_a_trap_works_in_fp32_too():
-    network, arithmetic = emulate(OverflowTrap(), fp_exceptions=True)
+    network, execution = emulate(OverflowTrap(), fp_exceptions=True)
     network.conv1.weight.data.fill_(torch.nan)
     with pytest.raises(NumericsError, match=r"invalid result \(NaN\) in layer conv1, forward"):
-        run(network, arithmetic)
+        run(network, execution)
 
 
-def test_a_saturating_machine_has_no_infinities_but_tells_of_the_overflow():
-    network, arithmetic = emulate(precision="16.16", saturate_on_overflow=True)
-    gradients, _ = run(network, arithmetic)
-    assert not arithmetic.overflowed()
-    gradients, _ = run(network, arithmetic, scale=1e8)
+def test_a_saturating_machine_has_no_infinities_but_reports_the_overflow():
+    network, execution = emulate(precision="16.16", saturate_on_overflow=True)
+    gradients, _ = run(network, execution)
+    assert not execution.overflowed()
+    gradients, _ = run(network, execution, scale=1e8)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
-    assert arithmetic.overflowed() and not arithmetic.overflowed()
+    assert execution.overflowed() and not execution.overflowed()
 
 
 def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
     watcher = Observers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
-    network, arithmetic = emulate(watcher, precision="16.16")
+    network, execution = emulate(watcher, precision="16.16")
     for step in range(6):
-        run(network, arithmetic, step=step, scale=1e8 if step > 4 else 1.0)
+        run(network, execution, step=step, scale=1e8 if step > 4 else 1.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "overflow-step-000000005.safetensors",
         "step-000000001.safetensors",
@@ -292,19 +294,19 @@ def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "1||2", "-4"])
-def test_steps_that_are_none_are_refused(text):
+def test_steps_that_are_none_are_rejected(text):
     with pytest.raises(ConfigError, match="data-dump-step"):
         parse_steps(text)
 
 
 def test_a_survey_counts_what_is_lost_in_each_layer():
-    told = {}
-    survey = ExponentSurvey(2, FP16, lambda step, layers: told.update({step: layers}))
-    network, arithmetic = emulate(survey, precision="16.16")
+    emitted = {}
+    survey = ExponentSurvey(2, FP16, lambda step, layers: emitted.update({step: layers}))
+    network, execution = emulate(survey, precision="16.16")
     for step in range(4):
-        run(network, arithmetic, step=step, scale=1e-5)
-    assert sorted(told) == [0, 2]
-    forward, backward = told[2]["conv1/forward"], told[2]["conv1/backward"]
+        run(network, execution, step=step, scale=1e-5)
+    assert sorted(emitted) == [0, 2]
+    forward, backward = emitted[2]["conv1/forward"], emitted[2]["conv1/backward"]
     assert forward["values"] == 4 * 8 * 36 and forward["underflow_share"] == 0
     assert sum(forward["exponents"]) <= forward["values"]
     assert backward["underflow_share"] > 0.05 and backward["subnormal_share"] > backward["underflow_share"]

@@ -9,7 +9,7 @@ from convolve.numerics.formats import FP16
 from convolve.numerics.loss_scaling import GradCheck, NoScaling, StaticScaling, build_scaler
 from convolve.numerics.policy import build_policy
 
-CLEAN, BAD = True, False
+GOOD, BAD = True, False
 
 
 def scaler(span=(1000, 100), **given):
@@ -23,10 +23,10 @@ def model_with(gradient):
     return layer
 
 
-def feed(one, verdicts, samples=0):
+def feed(one, checks, samples=0):
     scales = []
-    for clean in verdicts:
-        one.follow(GradCheck(clean, one.scale), samples)
+    for finite in checks:
+        one.update(GradCheck(finite, one.scale), samples)
         scales.append(one.scale)
     return scales
 
@@ -40,33 +40,33 @@ def test_fp32_needs_none_and_16_bits_have_128():
 
 def test_gradients_are_divided_and_a_bad_step_is_counted():
     one, layer = scaler(), model_with(256.0)
-    assert one.settle(layer, overflowed=True) == GradCheck(True, 128.0)
+    assert one.unscale_(layer, overflowed=True) == GradCheck(True, 128.0)
     assert layer.weight.grad.item() == 2.0
     for value in (float("inf"), float("nan")):
-        assert not one.settle(model_with(value), overflowed=False).clean
+        assert not one.unscale_(model_with(value), overflowed=False).finite
     assert one.skipped == 2
 
 
-def test_all_ranks_share_one_verdict():
+def test_all_ranks_get_the_same_check():
     asked = []
 
     def others_are_bad(bad):
         asked.append(bad)
         return True
 
-    assert not StaticScaling(128.0, others_are_bad).settle(model_with(1.0), overflowed=False).clean
+    assert not StaticScaling(128.0, others_are_bad).unscale_(model_with(1.0), overflowed=False).finite
     assert asked == [False]
 
 
-def test_torchs_rule_halves_at_once_and_doubles_after_2000():
+def test_torchs_rule_halves_immediately_and_doubles_after_2000():
     one = scaler(loss_scaling_rule="dynamic")
     assert one.scale == 65536
     assert feed(one, [BAD, BAD]) == [32768, 16384]
-    assert feed(one, [CLEAN] * 2000)[-2:] == [16384, 32768]
-    assert feed(one, [CLEAN] * 1999 + [BAD] + [CLEAN] * 2000)[1998:2000] == [32768, 16384]
+    assert feed(one, [GOOD] * 2000)[-2:] == [16384, 32768]
+    assert feed(one, [GOOD] * 1999 + [BAD] + [GOOD] * 2000)[1998:2000] == [32768, 16384]
 
 
-def test_torchs_rule_is_that_of_torchs_own_scaler():
+def test_torchs_rule_is_that_of_torchs_grad_scaler():
     ours = scaler(loss_scaling_rule="dynamic", initial_loss_scaling=2**30)
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     layer = nn.Linear(1, 1)
@@ -83,15 +83,15 @@ def test_torchs_rule_is_that_of_torchs_own_scaler():
         theirs.step(optimizer)
         theirs.update()
         optimizer.zero_grad()
-        ours.follow(GradCheck(not bad, ours.scale), 0)
+        ours.update(GradCheck(not bad, ours.scale), 0)
         assert ours.scale == theirs.get_scale(), number
 
 
 def test_ascends_rule_halves_after_two_overflows_in_a_row_or_not():
     one = scaler(loss_scaling_rule="ascend")
     assert one.scale == 2.0**32
-    assert feed(one, [BAD, CLEAN, BAD, BAD, BAD]) == [2.0**32, 2.0**32, 2.0**31, 2.0**31, 2.0**30]
-    assert feed(one, [CLEAN] * 1000)[-2:] == [2.0**30, 2.0**31]
+    assert feed(one, [BAD, GOOD, BAD, BAD, BAD]) == [2.0**32, 2.0**32, 2.0**31, 2.0**31, 2.0**30]
+    assert feed(one, [GOOD] * 1000)[-2:] == [2.0**30, 2.0**31]
     low = scaler(loss_scaling_rule="ascend", initial_loss_scaling=1)
     assert feed(low, [BAD] * 4)[-1] == 1.0, "never below 1"
 
@@ -99,14 +99,14 @@ def test_ascends_rule_halves_after_two_overflows_in_a_row_or_not():
 def test_a_saturating_device_is_judged_by_its_overflow_flag():
     one = scaler(device_model="ascend-910")
     assert one.scale == 2.0**32
-    assert not one.settle(model_with(1.0), overflowed=True).clean
-    assert scaler(loss_scaling=8).settle(model_with(1.0), overflowed=True).clean
+    assert not one.unscale_(model_with(1.0), overflowed=True).finite
+    assert scaler(loss_scaling=8).unscale_(model_with(1.0), overflowed=True).finite
 
 
 def test_a_ramp_doubles_in_equal_parts_of_the_run():
     """64 to 512 in 10 epochs: 4 levels, 2 epochs each."""
     one = scaler(loss_scaling_rule="ramp", initial_loss_scaling=64, loss_scaling=512)
-    scales = [feed(one, [CLEAN], samples=epoch * 100)[0] for epoch in range(10)]
+    scales = [feed(one, [GOOD], samples=epoch * 100)[0] for epoch in range(10)]
     assert scales == [64, 64, 128, 128, 256, 256, 512, 512, 512, 512]
 
 
@@ -114,8 +114,8 @@ def test_the_automatic_rule_rises_until_gradients_come_near_the_end_of_the_range
     one = scaler(loss_scaling_rule="automatic", loss_scaling=1024)
     scales = []
     for _ in range(160):
-        verdict = one.settle(model_with(0.9 * one.scale), overflowed=False)
-        one.follow(verdict, 0)
+        check = one.unscale_(model_with(0.9 * one.scale), overflowed=False)
+        one.update(check, 0)
         scales.append(one.scale)
     assert max(scales) * 0.9 < FP16.largest / 4
     assert 0.9 * min(scales[48:]) > FP16.largest / 40
@@ -124,8 +124,8 @@ def test_the_automatic_rule_rises_until_gradients_come_near_the_end_of_the_range
 @pytest.mark.parametrize("rule", ["static", "dynamic", "ascend", "ramp", "automatic"])
 def test_what_a_checkpoint_holds_is_enough(rule):
     one, two = (scaler(loss_scaling_rule=rule) for _ in range(2))
-    verdicts = [CLEAN, BAD, CLEAN, BAD, BAD] * 5
-    feed(one, verdicts, samples=300)
-    two.restore(one.state())
-    assert two.state() == one.state()
-    assert feed(one, verdicts, samples=700) == feed(two, verdicts, samples=700)
+    checks = [GOOD, BAD, GOOD, BAD, BAD] * 5
+    feed(one, checks, samples=300)
+    two.load_state_dict(one.state_dict())
+    assert two.state_dict() == one.state_dict()
+    assert feed(one, checks, samples=700) == feed(two, checks, samples=700)

@@ -159,7 +159,7 @@ def test_spans_and_an_automatic_split_go_together(run):
 
 
 def test_a_span_without_batch_norm_is_refused(run):
-    with pytest.raises(AssertionError, match="bn-span=2: the network has no batch norm"):
+    with pytest.raises(AssertionError, match="--bn-span 2: the model has no batch norm"):
         run(model="lenet5", replicas=2, gradient_accumulation_count=2, bn_span=2)
 
 
@@ -203,8 +203,8 @@ def first_rank(quick_command):
 @pytest.mark.parametrize(
     ("shards", "split", "problem"),
     [
-        (2, "conv3", "pipeline-splits=conv3: no stage can begin there"),
-        (3, "conv2", "names 1 blocks, but shards=3 needs 2"),
+        (2, "conv3", "--pipeline-splits conv3: no stage can start there"),
+        (3, "conv2", "--pipeline-splits conv2: --shards 3 needs 2 splits"),
     ],
 )
 def test_a_wrong_split_lists_the_blocks_with_their_costs(first_rank, shards, split, problem):
@@ -217,7 +217,7 @@ def test_a_wrong_split_lists_the_blocks_with_their_costs(first_rank, shards, spl
 def test_a_stage_with_nothing_to_train_is_refused(first_rank):
     done = first_rank(2, "--pipeline-splits", "fc1", "--freeze-until", "fc1")
     assert done.returncode == 2
-    assert "stage 1 of 2 (conv1 to flatten) has no parameter to train" in done.stderr
+    assert "stage 1 of 2 (conv1 to flatten) has no trainable parameter" in done.stderr
 
 
 INTERRUPTED = {"model": "lenet-bn", "epochs": 3, "shards": 2, "pipeline_splits": ["conv2"], "report": False}

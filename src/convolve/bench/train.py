@@ -30,7 +30,7 @@ from convolve import device
 from convolve.bench.timer import Operator, Times, peak_rss_bytes, profile, require_folder
 from convolve.config import Config
 from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
-from convolve.distributed.partition import check_splits
+from convolve.distributed.partition import resolve_splits
 from convolve.engine.build import build_on_meta
 from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, evaluate
@@ -265,7 +265,7 @@ def compare_speeds(ours: TrainSpeed, other: TrainSpeed) -> Comparison:
 
 def _enter(config: Config, console: Console, stack: ExitStack) -> BenchRun:
     registry.check(config.model)
-    check_splits(build_on_meta(config), config)
+    resolve_splits(build_on_meta(config), config)
     device.configure(config.run.threads)
     team = stack.enter_context(open_collectives(config.parallel))
     require_same_start(team, config)

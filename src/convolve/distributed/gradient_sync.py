@@ -10,7 +10,7 @@ tensor of other sums that every step needs, is part of the last bucket: a separa
 carries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,16 +95,24 @@ def fill_buckets(parameters: list[nn.Parameter], payload_size: int = 1, size: in
     Only the last payload is used. The other buckets have one spare element, because the order of the sums in gloo, and
     with three or more replicas their last bits, depend on the length of a tensor: these are the lengths of version 0.1.
     """
-    groups: list[list[nn.Parameter]] = []
+    parameters = parameters[::-1]
+    groups = group_by_bytes([parameter.numel() * parameter.element_size() for parameter in parameters], size)
+    return [
+        Bucket([parameters[index] for index in group], payload_size if group is groups[-1] else 1) for group in groups
+    ]
+
+
+def group_by_bytes(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+    """Return groups of neighboring indices whose sizes sum to at most `limit`; a larger size is a group."""
+    groups: list[list[int]] = []
     free = 0
-    for parameter in reversed(parameters):
-        need = parameter.numel() * parameter.element_size()
-        if not groups or need > free:
+    for index, size in enumerate(sizes):
+        if not groups or size > free:
             groups.append([])
-            free = size
-        groups[-1].append(parameter)
-        free -= need
-    return [Bucket(group, payload_size if group is groups[-1] else 1) for group in groups]
+            free = limit
+        groups[-1].append(index)
+        free -= size
+    return groups
 
 
 @dataclass

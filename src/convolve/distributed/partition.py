@@ -1,16 +1,12 @@
-"""Cutting a network into the stages of a pipeline, and giving this process its part.
+"""Split a model into pipeline stages: named or automatic split points, and the part of this process.
 
-Where to cut a list of blocks into pipeline stages.
-
-A pipeline is as fast as its slowest stage, so the best cut makes the costliest stage as cheap as it can be. Stages are
-contiguous, and so the exact answer is quick: with best(k, j) the least possible cost of the costliest of k stages over
-the first j blocks,
+A pipeline is as fast as its slowest stage, so the best split makes the most expensive stage as cheap as possible.
+Stages are contiguous, so the optimum is quick to find. With best(k, j) the lowest possible cost of the most expensive
+of k stages over the first j blocks,
 
     best(1, j) = cost(0, j)        best(k, j) = min over i of max(best(k - 1, i), cost(i, j))
 
-where cost(i, j) adds up blocks i to j - 1, and is infinite where these blocks do not fit into a stage's memory.
-
-What a training run is at one moment: weights, optimizer state, two integers, and the loss scale.
+where cost(i, j) is the sum over blocks i to j - 1, and infinite if these blocks do not fit in a stage's memory.
 """
 
 import json
@@ -36,97 +32,90 @@ from convolve.models.summary import summarize
 from convolve.models.timing import time_blocks
 from convolve.numerics.select import use_kernels
 
+PROFILE_SECONDS = 1.0
+FitsFn = Callable[[int, int, int], bool]
+"""Returns whether stage number `stage` can hold the blocks from `start` to `end` - 1."""
+
 
 @dataclass(frozen=True)
 class LocalShard:
-    """Which tensors of a run this process holds: not those of blocks at other stages, nor state that others own."""
+    """The tensors of a run that this process holds: not those of blocks of other stages, nor state that others own."""
 
     elsewhere: tuple[str, ...] = ()
     ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
 
     @property
     def shared_out(self) -> bool:
-        """Whether replicas hold different optimizer state."""
+        """True if replicas hold different optimizer state."""
         return isinstance(self.ownership, OptimizerSharding)
 
     def keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that belong to the blocks here."""
+        """Return the tensors of the blocks of this stage."""
         prefixes = tuple(f"{name.replace('/', '.')}." for name in self.elsewhere)
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
 
     def keep_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The optimizer state of the parameters that this process updates."""
+        """Return the optimizer state of the parameters that this process updates."""
         return {name: tensor for name, tensor in tensors.items() if self.ownership.owns(name.rpartition(".")[0])}
-
-
-FitsFn = Callable[[int, int, int], bool]
-"""Whether stage number `s` can hold the blocks from `begin` up to, not including, `end`."""
-
-
-def balance_stages(costs: Sequence[float], stages: int, fits: FitsFn | None = None) -> list[int]:
-    """Indices at which stages begin, the first always 0, so that the costliest stage is as cheap as possible.
-
-    Among equally good cuts the one with the earliest last stages is taken. Every stage has at least one block.
-    """
-    blocks = len(costs)
-    if not 1 <= stages <= blocks:
-        raise ConfigError(f"{stages} stages for {blocks} blocks: every stage needs a block; ask for 1 to {blocks}")
-    sums = [0.0, *accumulate(costs)]
-
-    def cost(stage: int, begin: int, end: int) -> float:
-        return sums[end] - sums[begin] if fits is None or fits(stage, begin, end) else inf
-
-    best = [inf, *(cost(0, 0, end) for end in range(1, blocks + 1))]
-    choices: list[list[int]] = []
-    for stage in range(1, stages):
-        rows = [(inf, 0)] * (stage + 1) + [
-            min((max(best[begin], cost(stage, begin, end)), begin) for begin in range(stage, end))
-            for end in range(stage + 1, blocks + 1)
-        ]
-        best, choice = (list(column) for column in zip(*rows, strict=True))
-        choices.append(choice)
-    if best[blocks] == inf:
-        raise ConfigError(
-            f"{stages} stages for {blocks} blocks: no cut fits into the memory; take more stages, a smaller batch, or "
-            "recomputation"
-        )
-    return _backtrack(choices, blocks)
-
-
-def _backtrack(choices: Sequence[Sequence[int]], blocks: int) -> list[int]:
-    begins, end = list[int](), blocks
-    for row in reversed(choices):
-        end = row[end]
-        begins.append(end)
-    return [0, *reversed(begins)]
-
-
-PROFILE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What one process of a training holds: its part of the network, and how it is joined to the others."""
+    """The part of a model in one process, and its connection to the other stages."""
 
     part: Network
     holdings: LocalShard
     pipeline: Pipeline | None
 
 
+def balance_stages(costs: Sequence[float], stages: int, fits: FitsFn | None = None) -> list[int]:
+    """Return the indices at which stages start, the first always 0, with the cheapest most expensive stage.
+
+    Among equally good splits, the one with the earliest last stages is returned. Every stage has at least one block.
+    """
+    blocks = len(costs)
+    if not 1 <= stages <= blocks:
+        raise ConfigError(f"--shards {stages}: the model has {blocks} blocks; choose 1 to {blocks}")
+    sums = [0.0, *accumulate(costs)]
+
+    def cost(stage: int, start: int, end: int) -> float:
+        return sums[end] - sums[start] if fits is None or fits(stage, start, end) else inf
+
+    best = [inf, *(cost(0, 0, end) for end in range(1, blocks + 1))]
+    choices: list[list[int]] = []
+    for stage in range(1, stages):
+        rows = [(inf, 0)] * (stage + 1) + [
+            min((max(best[start], cost(stage, start, end)), start) for start in range(stage, end))
+            for end in range(stage + 1, blocks + 1)
+        ]
+        best, choice = (list(column) for column in zip(*rows, strict=True))
+        choices.append(choice)
+    if best[blocks] == inf:
+        raise ConfigError(
+            f"--shards {stages}: no split of the {blocks} blocks fits in memory; use more stages, a smaller batch, or "
+            "recomputation"
+        )
+    starts, end = list[int](), blocks
+    for choice in reversed(choices):
+        end = choice[end]
+        starts.append(end)
+    return [0, *reversed(starts)]
+
+
 def partition_model(network: Network, config: Config, collectives: Collectives) -> Partition:
-    """This process's part of a network that every process has built whole, with the same weights."""
+    """Return this process's part of a model that every process has built whole, with the same weights."""
     require_equal_weights(collectives, network)
     parallel = config.parallel
     part, elsewhere, shapes = network, tuple[str, ...](), None
     if collectives.topology.stages > 1:
         stages = group_blocks(network, choose_splits(network, config, collectives))
         _check_stages(network, stages)
-        own = stages[collectives.topology.stage]
-        shapes = _stage_shapes(network, own)
-        part = network.part(own, shapes[0])
-        elsewhere = tuple(name for name in network.blocks if name not in own)
+        local = stages[collectives.topology.stage]
+        shapes = _stage_shapes(network, local)
+        part = network.part(local, shapes[0])
+        elsewhere = tuple(name for name in network.blocks if name not in local)
     if parallel.bn_span > 1:
-        # Last, since a norm that is joined waits for the others whenever it runs.
+        # Must be last: a synced batch norm blocks on its peers in every forward pass.
         _sync_batch_norms(network, part, parallel.bn_span, collectives)
     if parallel.enable_recomputation:
         part.recompute([pattern for pattern in parallel.recompute_checkpoints if _applies_here(part, network, pattern)])
@@ -135,50 +124,53 @@ def partition_model(network: Network, config: Config, collectives: Collectives) 
     return Partition(part, LocalShard(elsewhere, ownership), pipeline)
 
 
-def check_splits(network: Network, config: Config) -> None:
-    """Stages must be able to begin where the config says; a sketch of the network is enough to know."""
+def resolve_splits(network: Network, config: Config) -> tuple[str, ...] | None:
+    """Check the splits of a config, and return the first blocks of the stages after the first, or None if automatic.
+
+    Names of other systems are accepted. A model on the meta device is enough.
+    """
     names, stages = list(network.blocks), config.parallel.shards
     splits = canonical_splits(config.parallel.pipeline_splits, names)
-    seams = network.seams[1:]
-    if stages > len(seams) + 1:
+    allowed = network.seams[1:]
+    if stages > len(allowed) + 1:
         raise ConfigError(
-            f"shards={stages}: {config.model.model} can be cut into {len(seams) + 1} parts; ask for fewer stages"
+            f"--shards {stages}: {config.model.model} can be split into at most {len(allowed) + 1} stages; use fewer"
         )
     if splits == AUTO_SPLITS:
-        return
-    wrong = next((name for name in splits if name not in seams), None)
-    if wrong is not None:
-        problem = f"pipeline-splits={wrong}: no stage can begin there; {suggest(wrong, seams)}"
+        return None
+    unknown = next((name for name in splits if name not in allowed), None)
+    if unknown is not None:
+        problem = f"--pipeline-splits {unknown}: no stage can start there; {suggest(unknown, allowed)}"
     elif len(splits) != stages - 1:
         problem = (
-            f"pipeline-splits names {len(splits)} blocks, but shards={stages} needs {stages - 1}, one for each stage "
-            "after the first; name as many, or let --pipeline-splits auto choose"
+            f"--pipeline-splits {' '.join(splits)}: --shards {stages} needs {stages - 1} splits, one for each stage "
+            "after the first; name as many, or use --pipeline-splits auto"
         )
     else:
-        _check_stages(network, group_blocks(network, list(splits)))
-        return
+        ordered = tuple(sorted(splits, key=names.index))
+        _check_stages(network, group_blocks(network, ordered))
+        return ordered
     raise ConfigError(problem, tabulate_blocks(network, config.model.model))
 
 
-def choose_splits(network: Network, config: Config, collectives: Collectives) -> list[str]:
-    """The blocks at which stages begin, the first stage left out: as named, or balanced by times measured here."""
-    names, stages = list(network.blocks), config.parallel.shards
-    splits = canonical_splits(config.parallel.pipeline_splits, names)
-    if splits != AUTO_SPLITS:
-        return sorted(splits, key=names.index)
-    chosen = ""
+def choose_splits(network: Network, config: Config, collectives: Collectives) -> tuple[str, ...]:
+    """Return the first blocks of the stages after the first: as named, or balanced by times measured on rank 0."""
+    splits = resolve_splits(network, config)
+    if splits is not None:
+        return splits
+    names, measured = list(network.blocks), ""
     if collectives.is_rank_zero:
         copy = deepcopy(network)
         use_kernels(config, copy)
         times = time_blocks(copy, config.optim.batch_size, PROFILE_SECONDS).blocks
-        costs, seams = [time.forward + time.backward for time in times], set(network.seams)
-        begins = balance_stages(costs, stages, lambda stage, begin, end: names[begin] in seams)
-        chosen = json.dumps([names[begin] for begin in begins[1:]])
-    return list(json.loads(collectives.broadcast_str(chosen)))
+        costs, allowed = [time.forward + time.backward for time in times], set(network.seams)
+        starts = balance_stages(costs, config.parallel.shards, lambda stage, start, end: names[start] in allowed)
+        measured = json.dumps([names[start] for start in starts[1:]])
+    return tuple(json.loads(collectives.broadcast_str(measured)))
 
 
-def group_blocks(network: Network, splits: list[str]) -> list[list[str]]:
-    """The names of the blocks of each stage."""
+def group_blocks(network: Network, splits: Sequence[str]) -> list[list[str]]:
+    """Return the names of the blocks of each stage."""
     stages: list[list[str]] = [[]]
     for name in network.blocks:
         if name in splits:
@@ -188,38 +180,38 @@ def group_blocks(network: Network, splits: list[str]) -> list[list[str]]:
 
 
 def tabulate_blocks(network: Network, name: str) -> str:
-    """The blocks of a network with parameters, multiply-adds and activations of one sample, a line each."""
+    """Return a table of blocks: parameters, multiply-adds, and activations of one sample."""
     rows = summarize(name, network).rows
     width = max(len(row.name) for row in rows)
     lines = [f"  {'block':{width}}  {'parameters':>12}  {'multiply-adds':>14}  {'activations':>12}"]
     for row in rows:
-        kept = f"{row.activation_bytes / 1024:,.0f} KiB"
-        lines.append(f"  {row.name:{width}}  {row.parameters:>12,}  {row.multiply_adds:>14,}  {kept:>12}")
+        activations = f"{row.activation_bytes / 1024:,.0f} KiB"
+        lines.append(f"  {row.name:{width}}  {row.parameters:>12,}  {row.multiply_adds:>14,}  {activations:>12}")
     return "\n".join(lines)
 
 
 def _check_stages(network: Network, stages: list[list[str]]) -> None:
-    """Gradients flow only through stages that learn."""
+    """Reject a stage without trainable parameters: gradients could not flow through it."""
     blocks = network.blocks
     for number, names in enumerate(stages):
-        if not any(one.requires_grad for name in names for one in blocks[name].parameters()):
+        if not any(parameter.requires_grad for name in names for parameter in blocks[name].parameters()):
             raise ConfigError(
-                f"stage {number + 1} of {len(stages)} ({names[0]} to {names[-1]}) has no parameter to train; "
-                "move a split, or take fewer --shards"
+                f"stage {number + 1} of {len(stages)} ({names[0]} to {names[-1]}) has no trainable parameter; "
+                "move a split or use fewer --shards"
             )
 
 
-def _stage_shapes(network: Network, own: list[str]) -> tuple[Shape, Shape]:
-    """The shape of one sample before and after some of the blocks."""
+def _stage_shapes(network: Network, local: list[str]) -> tuple[Shape, Shape]:
+    """Return the shape of one sample before and after the blocks of a stage."""
     rows = summarize("", network).rows
     names = [row.name for row in rows]
-    first, last = names.index(own[0]), names.index(own[-1])
+    first, last = names.index(local[0]), names.index(local[-1])
     return rows[first - 1].shape if first else network.input_shape, rows[last].shape
 
 
 def _sync_batch_norms(network: Network, part: Network, span: int, collectives: Collectives) -> None:
     if not any(isinstance(module, BatchNorm2d) for module in network.modules()):
-        raise ConfigError(f"bn-span={span}: the network has no batch norm; leave it out, or set --norm-type batch")
+        raise ConfigError(f"--bn-span {span}: the model has no batch norm; remove the option or set --norm-type batch")
     add = span_sum(collectives.topology, span)
     for module in part.modules():
         if isinstance(module, BatchNorm2d):
@@ -227,5 +219,5 @@ def _sync_batch_norms(network: Network, part: Network, span: int, collectives: C
 
 
 def _applies_here(part: Network, network: Network, pattern: str) -> bool:
-    """Whether a pattern is for this part; one that fits no block of the whole network is kept, and refused later."""
+    """Return whether a pattern matches a block here, or none of the whole model, which is an error later."""
     return part.has_block(pattern) or not network.has_block(pattern)

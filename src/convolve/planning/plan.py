@@ -6,7 +6,7 @@ from pathlib import Path
 
 from convolve import device
 from convolve.config import Config
-from convolve.config.training import AUTO_SPLITS
+from convolve.distributed.partition import resolve_splits
 from convolve.distributed.pipeline import effective_schedule, ideal_bubble
 from convolve.engine.build import build_on_meta
 from convolve.engine.loop import run_samples
@@ -154,12 +154,12 @@ class Plan:
 def plan(config: Config, means: Hardware) -> tuple[Plan, PipelineSchedule]:
     """Work out a training of this config on these machines, and the timetable of one of its steps."""
     network = build_on_meta(config)
-    blocks = list_blocks(config)
+    splits, blocks = resolve_splits(network, config), list_blocks(config)
     norms = sum(isinstance(module, BatchNorm2d) for module in network.modules())
     devices = config.parallel.processes
     limit, source = _find_memory(config, means, devices)
     costs = _find_costs(config, means, network, blocks)
-    layout = _choose_layout(config, blocks, costs, limit)
+    layout = _choose_layout(config, splits, blocks, costs, limit)
     timetable = layout.timetable(means.link())
     traffic = _count_traffic(config, means, layout)
     width = layout.budget.storage.weight_bytes
@@ -213,7 +213,9 @@ def _find_costs(config: Config, means: Hardware, network: Network, blocks: Seque
     return measure_costs(config, network, threads).slowed(slower)
 
 
-def _choose_layout(config: Config, blocks: Sequence[BlockCost], costs: Costs, limit: int) -> Layout:
+def _choose_layout(
+    config: Config, splits: Sequence[str] | None, blocks: Sequence[BlockCost], costs: Costs, limit: int
+) -> Layout:
     """Stages as the config cuts them; recomputation adds a forward pass to every backward pass."""
     parallel, count = config.parallel, config.optim.gradient_accumulation_count
     again = int(parallel.enable_recomputation)
@@ -223,9 +225,7 @@ def _choose_layout(config: Config, blocks: Sequence[BlockCost], costs: Costs, li
     )
     budget = MemoryModel(state_bytes(config), workload(config, blocks), limit)
     layout = Layout(works, (0,), effective_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
-    if parallel.pipeline_splits == AUTO_SPLITS:
-        return layout.rebalanced(parallel.shards)
-    return layout.split_at(parallel.pipeline_splits)
+    return layout.rebalanced(parallel.shards) if splits is None else layout.split_at(splits)
 
 
 def _describe_stage(layout: Layout, index: int) -> StagePlan:

@@ -13,14 +13,15 @@ The gradients of a stage are ready block by block, last block first, while its l
 sent in that order, one after the other.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
-from convolve.distributed.gradient_sync import BUCKET_BYTES
+from convolve.distributed.gradient_sync import group_by_bytes
 from convolve.distributed.partition import balance_stages
 from convolve.distributed.pipeline import count_in_flight
-from convolve.errors import ConfigError, suggest
+from convolve.errors import ConfigError
 from convolve.planning.memory import BlockCost, MemoryModel, StageMemory
 from convolve.planning.pipeline_sim import PipelineSchedule, StageTime, simulate
 
@@ -117,15 +118,9 @@ class Layout:
         return simulate(self.schedule, times, self.micro_batches)
 
     def split_at(self, names: Sequence[str]) -> "Layout":
-        """Stages that begin at named blocks."""
-        known = [work.block.name for work in self.works]
-        seams = [work.block.name for work in self.works[1:] if work.block.seam]
-        for name in names:
-            if name not in seams:
-                raise ConfigError(
-                    f"pipeline-splits={name}: no block of that name can begin a stage; {suggest(name, seams)}"
-                )
-        return replace(self, begins=(0, *sorted(known.index(name) for name in names)))
+        """Return the same model with stages that start at these blocks."""
+        index = {work.block.name: number for number, work in enumerate(self.works)}
+        return replace(self, begins=(0, *(index[name] for name in names)))
 
     def rebalanced(self, stages: int) -> "Layout":
         """The same network in so many stages, the slowest as quick as can be among all cuts that fit.
@@ -179,7 +174,7 @@ def predict_step(layout: Layout, timetable: PipelineSchedule, replication: Repli
     summed = updated = passes
     for index, stage in enumerate(layout.stages):
         began = timetable.last_backward(index).begin
-        ready = [(began + moment, size) for moment, size in fill_buckets(stage, replication.gradient_bytes)]
+        ready = [(began + moment, size) for moment, size in ready_buckets(stage, replication.gradient_bytes)]
         done = finish_all_reduces(ready, replication.link, replication.replicas)
         trained = sum(work.block.trained for work in stage)
         summed = max(summed, done)
@@ -187,14 +182,17 @@ def predict_step(layout: Layout, timetable: PipelineSchedule, replication: Repli
     return StepTime(passes, summed - passes, updated - summed)
 
 
-def fill_buckets(stage: Sequence[StageWork], width: int) -> Iterator[tuple[float, int]]:
-    """When each bucket of a stage is complete within its last backward pass, and how many bytes it has."""
-    clock, size = 0.0, 0
-    for work in reversed(stage):
-        clock += work.backward
-        size += width * work.block.trained
-        if size >= BUCKET_BYTES:
-            yield clock, size
-            size = 0
-    if size:
-        yield clock, size
+def ready_buckets(stage: Sequence[StageWork], gradient_bytes: int) -> list[tuple[float, int]]:
+    """Return when each bucket of gradients is complete, in seconds of the last backward pass, and its bytes.
+
+    The last bucket is sent after the backward pass.
+    """
+    moments = list(accumulate(work.backward for work in reversed(stage)))
+    blocks = [
+        (moment, gradient_bytes * work.block.trained)
+        for moment, work in zip(moments, reversed(stage), strict=True)
+        if work.block.trained
+    ]
+    groups = group_by_bytes([size for _, size in blocks])
+    ready = [(blocks[group[-1]][0], sum(blocks[index][1] for index in group)) for group in groups]
+    return [*ready[:-1], *((moments[-1], size) for _, size in ready[-1:])]

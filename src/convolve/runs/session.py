@@ -29,7 +29,7 @@ from convolve.data.loader.loader import ReplicaShard, StepBatch
 from convolve.distributed import gradient_sync
 from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
 from convolve.distributed.gradient_sync import GradientSync
-from convolve.distributed.partition import check_splits, partition_model
+from convolve.distributed.partition import partition_model, resolve_splits
 from convolve.engine.build import (
     Numerics,
     build_model,
@@ -416,7 +416,7 @@ def train(config: Config, console: Console) -> TrainReport:
     """Train a config from the beginning in a folder of its own."""
     device.configure(config.run.threads)
     registry.check(config.model)
-    check_splits(build_on_meta(config), config)
+    resolve_splits(build_on_meta(config), config)
     with open_collectives(config.parallel) as team:
         require_same_start(team, config)
         console = rank_zero_console(team, console)

@@ -41,7 +41,7 @@ def test_with_a_memory_the_best_of_the_cuts_that_fit_is_taken(costs, stages, mem
         if all(fits(0, a, b) for a, b in zip(cut, [*cut[1:], len(costs)], strict=True))
     ]
     if not fitting:
-        with pytest.raises(ConfigError, match="no cut fits"):
+        with pytest.raises(ConfigError, match="no split .* fits"):
             balance_stages(costs, stages, fits)
         return
     assert costliest(costs, balance_stages(costs, stages, fits)) == min(costliest(costs, cut) for cut in fitting)
@@ -66,5 +66,5 @@ def test_a_long_network_is_cut_in_a_blink():
 
 @pytest.mark.parametrize("stages", [0, 4])
 def test_a_stage_without_a_block_is_refused(stages):
-    with pytest.raises(ConfigError, match=f"{stages} stages for 3 blocks"):
+    with pytest.raises(ConfigError, match=f"--shards {stages}: the model has 3 blocks"):
         balance_stages([1, 2, 3], stages)

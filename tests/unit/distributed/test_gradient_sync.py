@@ -5,9 +5,11 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from convolve.distributed.gradient_sync import BucketedAllReduce, fill_buckets
+from convolve.distributed.gradient_sync import BucketedAllReduce, fill_buckets, group_by_bytes
 from convolve.distributed.shared_memory import SharedMemoryAllReduce
 from convolve.errors import ParallelError
 from forked_commands import FORKS
@@ -144,3 +146,67 @@ def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):
     alone = SharedMemoryAllReduce(tmp_path / "sum", 0, 2, 4)
     with pytest.raises(ParallelError, match="rank 1 exited"):
         alone(torch.zeros(4))()
+
+
+@given(st.lists(st.integers(0, 200), max_size=40), st.integers(1, 100))
+def test_groups_are_consecutive_small_enough_and_as_few_as_neighbors_allow(sizes, limit):
+    groups = group_by_bytes(sizes, limit)
+    assert [index for group in groups for index in group] == list(range(len(sizes)))
+    assert all(group for group in groups)
+    totals = [sum(sizes[index] for index in group) for group in groups]
+    assert all(total <= limit or len(group) == 1 for total, group in zip(totals, groups, strict=True))
+    for total, following in zip(totals, groups[1:], strict=False):
+        assert total + sizes[following[0]] > limit
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=8),
+    st.integers(1, 5),
+    st.integers(4, 300),
+    st.data(),
+)
+def test_buckets_sum_every_gradient_and_the_payload_for_any_order_of_arrival(shapes, payload_size, size, data):
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    sent = []
+
+    def double_later(flat):
+        sent.append(flat)
+        return lambda: flat.mul_(2)
+
+    buckets = fill_buckets(parameters, payload_size, size)
+    assert [parameter for bucket in buckets for parameter in bucket.parameters] == parameters[::-1]
+    grad_sync = BucketedAllReduce(buckets, double_later)
+    order = data.draw(st.permutations(range(len(parameters))))
+    with_gradient = data.draw(st.sets(st.sampled_from(range(len(parameters)))))
+    payload = torch.arange(1.0, payload_size + 1)
+    for _ in range(2):
+        grad_sync.last_micro_batch()
+        for index in order:
+            if index in with_gradient:
+                (parameters[index] * (index + 1)).sum().backward()
+        assert grad_sync.finish(payload).equal(2 * payload)
+        for index, parameter in enumerate(parameters):
+            assert parameter.grad.eq(2 * (index + 1) * (index in with_gradient)).all()
+            parameter.grad = None
+    assert [flat.data_ptr() for flat in sent] == [bucket.flat.data_ptr() for bucket in buckets] * 2
+
+
+def test_buckets_are_sent_during_the_last_backward_pass_only():
+    parameters = [nn.Parameter(torch.zeros(4)) for _ in range(3)]
+    sent = []
+
+    def count(flat):
+        sent.append(flat)
+        return lambda: None
+
+    grad_sync = BucketedAllReduce(fill_buckets(parameters, 1, 16), count)
+    (parameters[0] + parameters[1] + parameters[2]).sum().backward()
+    assert sent == []
+    grad_sync.last_micro_batch()
+    parameters[1].sum().backward()
+    assert sent == []  # the bucket before it is not complete
+    parameters[2].sum().backward()
+    assert len(sent) == 2
+    grad_sync.finish(NO_STOP)
+    assert len(sent) == 3

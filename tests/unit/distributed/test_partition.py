@@ -5,7 +5,7 @@ import pytest
 from convolve.compat.names import canonical_splits
 from convolve.config.loading import resolve, shipped
 from convolve.distributed.collectives import SingleProcess
-from convolve.distributed.partition import check_splits, choose_splits, group_blocks
+from convolve.distributed.partition import choose_splits, group_blocks, resolve_splits
 from convolve.distributed.topology import Topology
 from convolve.engine.build import build_on_meta
 from convolve.errors import ConfigError
@@ -25,7 +25,6 @@ def layouts():
 def test_every_rank_of_a_shipped_config_has_its_blocks(name):
     config = resolve(name, None, {}).config
     network = build_on_meta(config)
-    check_splits(network, config)
     stages = group_blocks(
         network, choose_splits(network, config, SingleProcess()) if config.parallel.shards > 1 else []
     )
@@ -43,10 +42,10 @@ def test_every_rank_of_a_shipped_config_has_its_blocks(name):
         network.recompute(config.parallel.recompute_checkpoints)
 
 
-def test_more_stages_than_blocks_are_refused():
+def test_more_stages_than_split_points_are_rejected():
     config = resolve("lenet-digits", None, {"shards": 30}).config
-    with pytest.raises(ConfigError, match="shards=30: lenet-bn can be cut into 5 parts"):
-        check_splits(build_on_meta(config), config)
+    with pytest.raises(ConfigError, match="--shards 30: lenet-bn can be split into at most 5 stages"):
+        resolve_splits(build_on_meta(config), config)
 
 
 def test_a_pattern_that_fits_no_block_is_named():
@@ -58,7 +57,7 @@ def test_a_pattern_that_fits_no_block_is_named():
 @pytest.mark.parametrize(
     "theirs", ["b1/2/relu b2/3/relu b3/3/relu", "stage1/unit3/relu stage2/unit4/relu stage3/unit4/relu"]
 )
-def test_splits_of_graphcores_application_begin_where_the_shipped_config_has_them(theirs):
+def test_splits_of_graphcores_application_are_where_the_shipped_config_has_them(theirs):
     config = resolve("mk2_resnet50_bn_16ipus", None, {}).config
     assert canonical_splits(theirs.split(), list(build_on_meta(config).blocks)) == config.parallel.pipeline_splits
 
@@ -82,19 +81,18 @@ def test_a_split_of_graphcores_application_is_a_block_of_ours_or_stays_unknown(m
     assert canonical_splits([theirs], list(build_on_meta(config).blocks)) == (ours,)
 
 
-def test_a_config_with_their_splits_is_cut_as_with_ours():
+def test_a_config_with_their_splits_is_split_as_with_ours():
     def stages(splits):
         config = resolve("resnet20-cifar10", None, {"shards": 2, "pipeline_splits": splits}).config
         network = build_on_meta(config)
-        check_splits(network, config)
         return group_blocks(network, choose_splits(network, config, SingleProcess()))
 
     assert stages(["b2/2/relu"]) == stages(["layer3/0"])
 
 
-def test_a_split_inside_a_block_is_refused_with_a_table_of_blocks():
+def test_a_split_inside_a_block_is_rejected_with_a_table_of_blocks():
     config = resolve("resnet20-cifar10", None, {"shards": 2, "pipeline_splits": ["layer3/9"]}).config
     with pytest.raises(
-        ConfigError, match=r"pipeline-splits=layer3/9: no stage can begin there; .*\n +block +parameters"
+        ConfigError, match=r"--pipeline-splits layer3/9: no stage can start there; .*\n +block +parameters"
     ):
-        check_splits(build_on_meta(config), config)
+        resolve_splits(build_on_meta(config), config)

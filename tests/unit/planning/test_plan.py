@@ -64,7 +64,21 @@ def test_recomputation_saves_memory_and_costs_a_forward_pass():
     assert extra == pytest.approx(plain.stages[0].forward_ms)
 
 
-def test_named_splits_are_taken_and_wrong_ones_refused():
+def test_a_plan_accepts_the_split_names_that_training_accepts(capsys):
+    """Names of other systems included, in any order."""
+    words = ["plan", "resnet50-imagenet", "--device-flops", "5e13", "--shards", "2", "--pipeline-splits", "b2/0"]
+    assert dispatch([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["passes"]["splits"] == ["layer2/0"]
+    found = make(pipeline_splits=("fc1", "b2/0", "layer3/0"), **SPLIT)
+    assert found.passes.splits == ("layer2/0", "layer3/0", "fc")
+
+
+def test_a_plan_rejects_a_wrong_number_of_splits_as_training_does():
+    with pytest.raises(ConfigError, match="--pipeline-splits layer2/0: --shards 4 needs 3 splits"):
+        make(pipeline_splits=("layer2/0",), **SPLIT)
+
+
+def test_named_splits_are_used_and_unknown_ones_rejected():
     names = ("layer2/0", "layer3/0", "layer4/0")
     assert make(pipeline_splits=names, **SPLIT).passes.splits == names
     with pytest.raises(ConfigError, match="layer9/0.*did you mean layer"):

@@ -14,7 +14,7 @@ from convolve import device
 
 device.prepare()
 
-from convolve.bench.train import BenchRun, StepRate, measure_matmul  # noqa: E402
+from convolve.bench.train import BenchRun, BenchPlan, measure_matmul  # noqa: E402
 from convolve.cli.command import Parser, add_config_flags, read_config  # noqa: E402
 from convolve.compat.options import translate  # noqa: E402
 from convolve.distributed.collectives import SingleProcess  # noqa: E402
@@ -29,7 +29,7 @@ def main() -> None:
     config = read_config(parser.parse(translate(words)))
     with tempfile.TemporaryDirectory() as folder:
         contestant = BenchRun(config, Path(folder), SilentConsole(), SingleProcess())
-        contestant.warm_up(StepRate(warmup=2, run_steps=steps))
+        contestant.warm_up(BenchPlan(warmup=2, run_steps=steps))
 
         train = timed(lambda: contestant.go(steps).samples)
 

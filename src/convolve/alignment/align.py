@@ -77,7 +77,7 @@ class PolicyResult:
     curve: list[tuple[int, float]] = field(default_factory=list)
     skipped_steps: int = 0
     failure: str | None = None
-    parting: Difference | None = None
+    first_divergence: Difference | None = None
     layers: list[Difference] = field(default_factory=list)
     survey: dict[str, Any] = field(default_factory=dict)
     runs: list[Path] = field(default_factory=list)
@@ -101,7 +101,7 @@ class AlignReport:
 
     folder: Path
     candidates: list[PolicyResult]
-    verdict: str
+    conclusion: str
     page: Path
 
 
@@ -149,8 +149,8 @@ def _run_lockstep(candidate: PolicyResult, reference: Config, other: Config, mat
         for difference in run_lockstep(reference, other, material, plan.walk_steps):
             agreement = difference.agreement
             beyond = not agreement.relative_error <= plan.tolerance
-            if candidate.parting is None and beyond:
-                candidate.parting = difference
+            if candidate.first_divergence is None and beyond:
+                candidate.first_divergence = difference
             if difference.kind == "update":
                 candidate.update_energy += agreement.energy
                 candidate.lost_energy += agreement.energy * agreement.lost_share
@@ -202,7 +202,7 @@ def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
             candidate.survey = event["layers"]
 
 
-def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path, console: Console) -> AlignReport:
+def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignReport:
     """Compare finished runs: curves, accuracies, and the weights of their newest checkpoints."""
     if len(paths) < 2:
         raise ConfigError("align: name at least two runs, the reference first")
@@ -230,10 +230,10 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path, console: 
 def _finish(folder: Path, candidates: list[PolicyResult], plan: AlignPlan) -> AlignReport:
     for candidate in candidates:
         candidate.interval = interval_95(candidate.accuracies)
-    verdict = conclude(candidates, plan.points)
-    report = AlignReport(folder, candidates, verdict, folder / "align.html")
-    write_alignment(report.page, verdict, [to_plain(candidate) for candidate in candidates])
-    figures = {"verdict": verdict, "candidates": [to_plain(one) for one in candidates]}
+    conclusion = conclude(candidates, plan.points)
+    report = AlignReport(folder, candidates, conclusion, folder / "align.html")
+    write_alignment(report.page, conclusion, [to_plain(candidate) for candidate in candidates])
+    figures = {"verdict": conclusion, "candidates": [to_plain(one) for one in candidates]}
     write_file(folder / "align.json", json.dumps(figures, indent=1).encode())
     return report
 
@@ -250,7 +250,7 @@ def to_plain(candidate: PolicyResult) -> dict[str, Any]:
         "skipped_steps": candidate.skipped_steps,
         "lost_updates_share": candidate.lost_updates,
         "failure": candidate.failure,
-        "parting": _plain_difference(candidate.parting) if candidate.parting else None,
+        "parting": _plain_difference(candidate.first_divergence) if candidate.first_divergence else None,
         "layers": [_plain_difference(one) for one in candidate.layers],
         "survey": candidate.survey,
         "runs": [str(path) for path in candidate.runs],

@@ -32,6 +32,9 @@ class Difference:
     layer: str
     agreement: Agreement
 
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.kind} of {self.layer}"
+
 
 @dataclass
 class StepRecorder:

@@ -53,7 +53,7 @@ PROFILED_STEPS = 10
 
 
 @dataclass(frozen=True)
-class StepRate:
+class BenchPlan:
     """How much is measured; without `run_steps` a run has as many steps as take about a second."""
 
     warmup: int = 5
@@ -168,7 +168,7 @@ class BenchRun:
         fit(state, self._batches, self._parts, [self._timer], total, StopRequest())
         return _Run(tuple(self._timer.seconds), state.samples - samples, training.loader.waited_seconds - waited)
 
-    def warm_up(self, pace: StepRate) -> None:
+    def warm_up(self, pace: BenchPlan) -> None:
         """Steps that do not count; they also tell how many steps a run has, the same number in all processes."""
         seconds = [*self.go(pace.warmup).seconds, *self.go(1).seconds] if pace.warmup else list(self.go(1).seconds)
         wanted = pace.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
@@ -232,7 +232,7 @@ def measure_matmul() -> float:
     return 2 * MATMUL_SIDE**3 / best
 
 
-def bench_train(config: Config, console: Console, pace: StepRate, trace: Path | None = None) -> TrainSpeed:
+def bench_train(config: Config, console: Console, pace: BenchPlan, trace: Path | None = None) -> TrainSpeed:
     """Measure one config; with `trace`, some more steps under torch's profiler at the end."""
     if trace is not None:
         require_folder(trace)
@@ -248,7 +248,7 @@ def bench_train(config: Config, console: Console, pace: StepRate, trace: Path | 
         return contestant.tell(operators)
 
 
-def compare(config: Config, other: Config, console: Console, pace: StepRate) -> Comparison:
+def compare(config: Config, other: Config, console: Console, pace: BenchPlan) -> Comparison:
     """Measure two configs in turns."""
     with ExitStack() as stack:
         contestants = [_enter(one, console, stack) for one in (config, other)]
@@ -291,7 +291,7 @@ def _validate(training: Session) -> ValidationRecord:
     return validation_record(checkpoint_name(state.step), state.step, epoch, counts, watch.seconds)
 
 
-def _take_turns(contestants: Sequence[BenchRun], pace: StepRate, console: Console) -> None:
+def _take_turns(contestants: Sequence[BenchRun], pace: BenchPlan, console: Console) -> None:
     for contestant in contestants:
         contestant.warm_up(pace)
     for number in range(pace.repeats):

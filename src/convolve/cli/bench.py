@@ -1,146 +1,133 @@
-"""`convolve bench`: finds the part that is to be measured.
-
-`convolve bench data`.
-
-`convolve bench infer`, also called `infer-bench`.
-
-`convolve bench train`.
-"""
+"""`convolve bench`: measure training, data loading or inference alone."""
 
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convolve import device
-from convolve.cli.command import (
-    DEFAULT_CONFIG,
-    Parser,
-    add_config_flags,
-    explicit_options,
-    read_config,
-    should_spawn,
-    spawn_ranks,
-)
-from convolve.cli.console import format_bytes, print_json, print_table
+from convolve.cli.command import Parser, add_config_flags, explicit_options, read_config, should_spawn, spawn_ranks
+from convolve.cli.console import format_bytes, open_console, print_json, print_result, print_table
 from convolve.compat.options import translate
 from convolve.config import Config
-from convolve.config.loading import field_name, flag_name, resolve
+from convolve.config.loading import field_name, flag_name
 from convolve.distributed.launch.local import follow_launcher
 from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, suggest
 
+if TYPE_CHECKING:
+    from convolve.bench.data import DataSpeed
+    from convolve.bench.infer import BenchTarget, InferSpeed
+    from convolve.bench.train import Comparison, TrainSpeed
+    from convolve.loggers.base import Console
+
 PARTS = {
-    "train": "training: images/s, step times, and the share of the machine's arithmetic",
-    "data": "the input alone, without a network",
-    "infer": "answers of a network: as it is, with folded norms, exported, in eight bits",
+    "train": "training: images/s, step times, and the fraction of the machine's FLOP/s",
+    "data": "data loading alone, without a model",
+    "infer": "inference: eager, with folded norms, exported, in 8 bits",
 }
+INFER_DESCRIPTION = (
+    "Measure inference: eager, with folded norms, exported, in 8 bits. Takes a run with its test images, or any config "
+    "with generated ones."
+)
+INFER_USAGE = "convolve bench infer [RUN | --config NAME | --model NAME] [--option value ...]"
+INFER_HEADINGS = ("batch", "variant", "images/s", "mean ms", "p50 ms", "p99 ms", "p99.9 ms", "calls", "x eager")
+TRAIN_DESCRIPTION = (
+    "Measure training with the real step, loop and data loading, without logs, validation and checkpoints. Takes every "
+    "option of `convolve train`; --generated-data or --synthetic-data need no data."
+)
+TRAIN_USAGE = "convolve bench train [--config NAME] [--compare NAME] [--option value ...]"
+TRACE = "trace.json"
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Measure one part alone."""
-    part = arguments[0] if arguments else "--help"
+def run(argv: Sequence[str]) -> int:
+    """Measure one part."""
+    part = argv[0] if argv else "--help"
     if part in ("-h", "--help"):
-        print("usage: convolve bench PART [options]     convolve bench PART --help tells more\n")
-        print("\n".join(f"  {name:<10} {what}" for name, what in PARTS.items()))
+        print("usage: convolve bench PART [options]     Run 'convolve bench PART --help' for details.\n")
+        print("\n".join(f"  {name:<10} {summary}" for name, summary in PARTS.items()))
         raise SystemExit(0)
     if part not in PARTS:
-        raise ConfigError(f"bench {part}: no such part; {suggest(part, PARTS)}")
-    return {"train": run_train, "data": run_data, "infer": run_infer}[part](arguments[1:])
+        raise ConfigError(f"bench: unknown part '{part}'; {suggest(part, PARTS)}")
+    return {"train": run_train, "data": run_data, "infer": run_infer}[part](argv[1:])
 
 
-def run_data(arguments: Sequence[str]) -> int:
-    """Measure the input of a training, without a network."""
-    parser = Parser(prog="convolve bench data", description="How fast batches come, and whether a network would wait.")
-    parser.add_argument("--images", type=int, default=2000, metavar="N", help="training samples to read [2000]")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+def run_data(argv: Sequence[str]) -> int:
+    """Measure data loading without a model."""
+    parser = Parser("bench data", "Measure data loading, and whether a model would wait for it.")
+    parser.add_argument("--images", type=int, default=2000, metavar="N", help="training images to read [2000]")
     add_config_flags(parser)
-    options = parser.parse(translate(arguments))
+    options = parser.parse(translate(argv))
     config = read_config(options)
+
     device.prepare()
     from convolve.bench import data
-    from convolve.cli.console import PlainConsole, open_console
 
-    console = PlainConsole() if options.json else open_console()
-    speed = data.bench_data(config, console, images=options.images)
-    console.close()
-    if options.json:
-        print_json(speed)
-        return 0
+    with open_console(options.json) as console:
+        speed = data.bench_data(config, console, images=options.images)
+    print_result(speed, options.json, _print_data)
+    return 0
+
+
+def _print_data(speed: "DataSpeed") -> None:
     print(
         f"{speed.dataset} ({speed.origin}), {speed.image_size} px, batches of {speed.batch_size}, "
         f"{speed.workers} threads: {speed.images_per_second:,.0f} images/s, "
         f"{speed.images_per_second_per_core:,.0f} per core"
     )
-    verdict = "training would wait for data" if speed.starved else "training would not wait for data"
     print(
         f"{speed.model} consumes {speed.model_images_per_second:,.0f} images/s, the loader delivers "
-        f"{speed.images_per_second:,.0f}: {verdict}"
+        f"{speed.images_per_second:,.0f}: training would {'' if speed.starved else 'not '}wait for data"
     )
-    return 0
 
 
-if TYPE_CHECKING:
-    from convolve.bench.infer import BenchTarget, InferSpeed
-    from convolve.loggers.base import Console
-
-
-INFER_DESCRIPTION = (
-    "How fast a network answers: as it is, with folded norms, exported, in eight bits. Takes a run with its own test "
-    "images, or any config with generated ones."
-)
-
-INFER_USAGE = "convolve bench infer [RUN | --config NAME | --model NAME] [--option value ...]"
-HEADINGS = ("batch", "variant", "images/s", "mean ms", "p50 ms", "p99 ms", "p99.9 ms", "calls", "x eager")
-
-
-def _parser_infer() -> Parser:
-    parser = Parser(prog="convolve bench infer", usage=INFER_USAGE, description=INFER_DESCRIPTION)
-    parser.add_argument("run", nargs="?", type=Path, help="run folder or checkpoint; unset: --config or --model")
+def run_infer(argv: Sequence[str]) -> int:
+    """Measure inference and print a table."""
+    parser = Parser("bench infer", INFER_DESCRIPTION, usage=INFER_USAGE)
+    parser.add_argument("run", nargs="?", type=Path, help="run folder or checkpoint [--config or --model]")
     parser.add_argument(
-        "--variants", nargs="+", default=(), metavar="NAME", help="eager folded onnx pt2 aoti int8 [all that can be]"
+        "--variants",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="eager folded onnx pt2 aoti int8 [all that can be built]",
     )
-    parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="sizes to measure [1 8 64]")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="batch sizes to measure [1 8 64]")
     parser.add_argument(
-        "--seconds", type=float, default=1.0, metavar="X", help="time for each variant at each batch size [1]"
+        "--seconds", type=float, default=1.0, metavar="X", help="seconds for each variant at each batch size [1]"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     add_config_flags(parser)
-    return parser
+    options = parser.parse(translate(argv))
+    explicit = explicit_options(options)
+    _check_infer(options, set(explicit))
 
-
-def run_infer(arguments: Sequence[str]) -> int:
-    """Measure, and print a table."""
-    options = _parser_infer().parse(translate(arguments))
-    given = explicit_options(options)
-    _check_infer(options, set(given))
     device.prepare()
     from convolve.bench import infer
-    from convolve.cli.console import PlainConsole, open_console
 
-    console = PlainConsole() if options.json else open_console()
-    sizes = options.batch_sizes or ([int(given["batch_size"])] if "batch_size" in given else infer.BATCH_SIZES)
-    speed = infer.bench_infer(
-        _open(options, console), console, variants=options.variants, batch_sizes=sizes, seconds=options.seconds
-    )
-    console.close()
-    print_json(speed) if options.json else _show_infer(speed)
+    sizes = options.batch_sizes or ([int(explicit["batch_size"])] if "batch_size" in explicit else infer.BATCH_SIZES)
+    with open_console(options.json) as console:
+        target = _open_target(options, console)
+        speed = infer.bench_infer(
+            target, console, variants=options.variants, batch_sizes=sizes, seconds=options.seconds
+        )
+    print_result(speed, options.json, _print_infer)
     return 0
 
 
-def _check_infer(options: Namespace, given: set[str]) -> None:
-    """A run brings its own options, and answers are computed in fp32 or in eight bits."""
-    extra = sorted(given - {"threads", "batch_size"}) if options.run else sorted(given & {"precision", "device_model"})
-    if extra and options.run:
-        raise ConfigError(f"--{flag_name(extra[0])}: {options.run} was trained with its own; leave it out")
+def _check_infer(options: Namespace, explicit: set[str]) -> None:
+    """Reject options that a run already has, and number formats: inference is measured in fp32 and int8."""
+    extra = explicit - {"threads", "batch_size"} if options.run else explicit & {"precision", "device_model"}
     if extra:
-        raise ConfigError(
-            f"--{flag_name(extra[0])}: bench infer measures fp32, and eight bits as --variants int8; leave it out"
+        reason = (
+            f"already set by {options.run}"
+            if options.run
+            else "bench infer measures fp32, and 8 bits as --variants int8"
         )
+        raise ConfigError(f"--{flag_name(min(extra))}: {reason}; omit it")
 
 
-def _open(options: Namespace, console: "Console") -> "BenchTarget":
+def _open_target(options: Namespace, console: "Console") -> "BenchTarget":
     from convolve.bench.infer import from_config, from_run
 
     if options.run is None:
@@ -149,7 +136,7 @@ def _open(options: Namespace, console: "Console") -> "BenchTarget":
     return from_run(options.run, None if threads is None else int(threads), console)
 
 
-def _show_infer(speed: "InferSpeed") -> None:
+def _print_infer(speed: "InferSpeed") -> None:
     rows = [
         (
             row.batch_size,
@@ -164,124 +151,111 @@ def _show_infer(speed: "InferSpeed") -> None:
         )
         for row in speed.rows
     ]
-    print_table(HEADINGS, rows)
+    print_table(INFER_HEADINGS, rows)
     channels, height, width = speed.input_shape
     print(
         f"{speed.model}, {height} x {width} x {channels}, {speed.threads} threads, "
         f"at most {format_bytes(speed.peak_rss_bytes)} of memory; first calls are not counted"
     )
     for name, reason in speed.left_out.items():
-        print(f"without {name}: {reason}")
-
-
-if TYPE_CHECKING:
-    from convolve.bench.train import Comparison, TrainSpeed
-
-
-TRAIN_DESCRIPTION = (
-    "How fast a config trains: the real step, loop and input, without logs, validation and checkpoints. Takes every "
-    "option of `convolve train`; --generated-data or --synthetic-data need no data."
-)
-
-TRAIN_USAGE = "convolve bench train [--config NAME] [--compare NAME] [--option value ...]"
-TRACE = "trace.json"
+        print(f"skipped {name}: {reason}")
 
 
 def _parser_train() -> Parser:
-    parser = Parser(prog="convolve bench train", usage=TRAIN_USAGE, description=TRAIN_DESCRIPTION)
+    parser = Parser("bench train", TRAIN_DESCRIPTION, usage=TRAIN_USAGE)
     parser.add_argument("--warmup", type=int, default=5, metavar="N", help="steps before the first run [5]")
     parser.add_argument(
-        "--repeats", type=int, default=5, metavar="N", help="runs; the first is told and does not count [5]"
+        "--repeats", type=int, default=5, metavar="N", help="timed runs; the first is shown but not counted [5]"
     )
-    parser.add_argument("--run-steps", type=int, metavar="N", help="steps of a run; unset: what takes about a second")
-    parser.add_argument("--compare", metavar="NAME", help="another config, which takes turns with the first")
+    parser.add_argument("--run-steps", type=int, metavar="N", help="steps of a run [as many as take about a second]")
+    parser.add_argument("--compare", metavar="NAME", help="second config, measured in turns with the first")
     parser.add_argument(
         "--compare-with",
         nargs="+",
         default=(),
         metavar="OPTION=VALUE",
-        help="what the other has besides, as in batch-size=32; without --compare it is the same config otherwise",
+        help="options of the second config, such as batch-size=32; without --compare it is otherwise the first config",
     )
     parser.add_argument(
-        "--profile", nargs="?", const=TRACE, metavar="FILE", help=f"write a chrome trace, show top operators [{TRACE}]"
+        "--profile",
+        nargs="?",
+        const=TRACE,
+        metavar="FILE",
+        help=f"write a Chrome trace and print the slowest operators [{TRACE}]",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     add_config_flags(parser)
     return parser
 
 
-def run_train(arguments: Sequence[str]) -> int:
-    """Measure a config, or two in turns, and print what came out."""
-    options = _parser_train().parse(translate(arguments, own=("profile",)))
+def run_train(argv: Sequence[str]) -> int:
+    """Measure a config, or two in turns, and print the speed."""
+    options = _parser_train().parse(translate(argv, reserved=("profile",)))
     config, other = read_config(options), _read_other(options)
     _check_train(options, config, other)
     if should_spawn(config):
-        return spawn_ranks(["bench", "train", *arguments], config)
+        return spawn_ranks(["bench", "train", *argv], config)
 
     follow_launcher()
     device.prepare()
     from convolve.bench import train
-    from convolve.cli.console import PlainConsole, open_console
 
-    console = PlainConsole() if options.json else open_console()
-    pace = train.StepRate(options.warmup, options.repeats, options.run_steps)
+    plan = train.BenchPlan(options.warmup, options.repeats, options.run_steps)
     if other is not None:
-        comparison = train.compare(config, other, console, pace)
-        console.close()
-        _show_comparison(comparison, options.json)
+        with open_console(options.json) as console:
+            comparison = train.compare(config, other, console, plan)
+        _print_comparison(comparison, options.json)
         return 0
-    speed = train.bench_train(config, console, pace, Path(options.profile) if options.profile else None)
-    console.close()
+    with open_console(options.json) as console:
+        speed = train.bench_train(config, console, plan, Path(options.profile) if options.profile else None)
     if is_rank_zero():
-        print_json(speed) if options.json else _show_train(speed)
+        print_result(speed, options.json, _print_train)
     return 0
 
 
 def _read_other(options: Namespace) -> Config | None:
-    """The config to compare with: the options of the command line hold for both, --compare-with comes on top."""
+    """Return the config to compare with: the options of the command line apply to both, then --compare-with."""
     if options.compare is None and not options.compare_with:
         return None
-    given = explicit_options(options)
-    for word in options.compare_with:
-        name, equals, value = word.partition("=")
+    overrides: dict[str, Any] = {}
+    for pair in options.compare_with:
+        name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"--compare-with {word}: write OPTION=VALUE, as in batch-size=32")
-        given[field_name(name)] = None if value == "none" else value.split(",") if "," in value else value
-    chosen = options.compare or options.config or (None if "model" in given else DEFAULT_CONFIG)
-    return resolve(chosen, Path(options.config_path) if options.config_path else None, given).config
+            raise ConfigError(f"--compare-with {pair}: must be OPTION=VALUE, such as batch-size=32")
+        overrides[field_name(name)] = None if value == "none" else value.split(",") if "," in value else value
+    return read_config(options, options.compare, **overrides)
 
 
 def _check_train(options: Namespace, config: Config, other: Config | None) -> None:
     if other is None:
         return
     if max(config.parallel.processes, other.parallel.processes) > 1:
-        raise ConfigError("--compare: variants take turns in one process; leave out --replicas and --shards")
+        raise ConfigError("--compare: both configs run in one process; omit --replicas and --shards")
     if options.profile:
-        raise ConfigError("--profile: looks at one config alone; leave out --compare")
+        raise ConfigError("--profile: profiles one config; omit --compare")
     if config.log.mlperf_logging:
-        raise ConfigError("--mlperf-logging: is the log of one training; leave out --compare")
+        raise ConfigError("--mlperf-logging: logs one run; omit --compare")
 
 
-def _show_comparison(comparison: "Comparison", as_json: bool) -> None:
-    ratios = {"ratio": comparison.ratio, "ratio_least": comparison.ratio_least, "ratio_most": comparison.ratio_most}
+def _print_comparison(comparison: "Comparison", as_json: bool) -> None:
     if as_json:
+        ratios = {key: value for key, value in asdict(comparison).items() if key.startswith("ratio")}
         print_json({**asdict(comparison.ours), **ratios, "other": comparison.other})
         return
-    _show_train(comparison.ours)
-    _show_train(comparison.other)
+    _print_train(comparison.ours)
+    _print_train(comparison.other)
     print(
         f"the first is {comparison.ratio:.3f} times as fast as the second "
         f"({comparison.ratio_least:.3f} to {comparison.ratio_most:.3f} in runs side by side)"
     )
 
 
-def _show_train(speed: "TrainSpeed") -> None:
-    runs = " ".join(f"{run:,.0f}" for run in speed.runs)
-    counted = "the first does not count" if speed.first_excluded else "the only one counts"
-    several = f" x {speed.processes} processes" if speed.processes > 1 else ""
+def _print_train(speed: "TrainSpeed") -> None:
+    runs = " ".join(f"{images_per_second:,.0f}" for images_per_second in speed.runs)
+    counted = "the first is not counted" if speed.first_excluded else "the only one is counted"
+    processes = f" x {speed.processes} processes" if speed.processes > 1 else ""
     print(
         f"{speed.config}: {speed.model} on {speed.dataset}, batch {speed.global_batch_size}, "
-        f"{speed.precision} {speed.execution}, {speed.device}, {speed.threads} threads{several}"
+        f"{speed.precision} {speed.execution}, {speed.device}, {speed.threads} threads{processes}"
     )
     print(
         f"  {speed.images_per_second:,.1f} images/s, {speed.ms_per_step:.2f} ms/step "
@@ -294,4 +268,4 @@ def _show_train(speed: "TrainSpeed") -> None:
     )
     if speed.operators:
         rows = [(one.name, one.calls, f"{one.ms:.1f}", f"{one.share:.1%}") for one in speed.operators]
-        print_table(("operator", "calls", "ms", "share"), rows)
+        print_table(("operator", "calls", "ms", "fraction"), rows)

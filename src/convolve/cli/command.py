@@ -1,12 +1,4 @@
-"""Flags from the schema: each knob becomes `--kebab-case`, switches become `--x/--no-x`, nothing is declared twice.
-
-Starting processes: the command calls itself once for each rank, through torch's elastic launcher.
-
-An instance is one such launcher with its ranks. A host has one of them or several; together they make a job. A job
-that lost a rank is started again as a whole, from its newest checkpoint: nothing half-alive is patched.
-
-A verb in processes of its own on this host.
-"""
+"""Parts that commands share: a parser with `--json`, flags generated from the schema, and the processes of a run."""
 
 import argparse
 import sys
@@ -29,22 +21,24 @@ DEFAULT_CONFIG = "lenet-mnist"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of printing a usage text, and knows the nearest flag."""
+    """Parser of one command. Has `--json`, raises ConfigError, and suggests the closest flag for an unknown one."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+    def __init__(self, command: str, description: str, **options: Any) -> None:
+        super().__init__(
+            prog=f"convolve {command}", description=description, allow_abbrev=False, formatter_class=_Help, **options
+        )
+        self.add_argument("--json", action="store_true", help="print the result as a JSON object on the last line")
 
     def error(self, message: str) -> NoReturn:
-        """Every complaint is a ConfigError."""
-        raise ConfigError(message)
+        raise ConfigError(f"{self.prog}: {message}")
 
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse all arguments; an unknown flag is an error that names the nearest ones."""
-        namespace, unknown = self.parse_known_args(arguments)
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all arguments."""
+        namespace, unknown = self.parse_known_args(argv)
         if unknown:
-            known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-            given = unknown[0].partition("=")[0]
-            raise ConfigError(f"{given}: {self.prog} does not take it; {suggest(given, known)}")
+            known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            flag = unknown[0].partition("=")[0]
+            self.error(f"unknown option {flag}; {suggest(flag, known)}")
         return namespace
 
 
@@ -54,19 +48,18 @@ class _Help(argparse.HelpFormatter):
 
 
 def format_value(value: object) -> str:
-    """A value as helps and tables write it; nothing for one that is not there."""
+    """Return a value as shown in help and tables; None is an empty string."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
-        return " ".join(format_value(one) for one in value)
+        return " ".join(format_value(item) for item in value)
     return "" if value is None else str(value)
 
 
-def _plain(annotation: Any) -> tuple[Any, bool]:
-    """The type without `| None`, and whether None was allowed."""
+def _split_optional(annotation: Any) -> tuple[Any, bool]:
+    """Return a type without `| None`, and whether None was allowed."""
     if get_origin(annotation) in (Union, types.UnionType):
-        rest = [part for part in get_args(annotation) if part is not type(None)]
-        return rest[0], True
+        return next(part for part in get_args(annotation) if part is not type(None)), True
     return annotation, False
 
 
@@ -99,9 +92,9 @@ def _help_for(family: Family | None, section: str, name: str, info: FieldInfo) -
     return argparse.SUPPRESS if foreign else _help(info)
 
 
-def asked_model(arguments: Sequence[str]) -> str | None:
-    """The network that `--help` is asked about, if one is named."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+def model_in(argv: Sequence[str]) -> str | None:
+    """Return the value of `--model` before parsing: `--model NAME --help` lists that model's options first."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word == "--model":
             return following
         if word.startswith("--model="):
@@ -119,12 +112,9 @@ def _add_family_first(parser: Parser, model: str | None) -> dict[str, argparse._
 
 
 def add_config_flags(parser: Parser, model: str | None = None) -> None:
-    """Every knob of the schema, grouped by section, and the choice of a named config.
-
-    With a `model`, the options of its family come first, with its own defaults.
-    """
-    parser.add_argument("--config", metavar="NAME", help="named config to start from; `convolve configs` lists them")
-    parser.add_argument("--config-path", metavar="FILE", help="your own YAML file of named configs")
+    """Add all options of the schema by section, and `--config`; with a `model`, its family's options come first."""
+    parser.add_argument("--config", metavar="NAME", help="named config to start from; list them: `convolve configs`")
+    parser.add_argument("--config-path", type=Path, metavar="FILE", help="YAML file with your named configs")
     first = _add_family_first(parser, model)
     family = family_of(model) if first and model else None
     groups = {name: parser.add_argument_group(name, kind.__doc__) for name, kind in SECTIONS.items()}
@@ -133,15 +123,14 @@ def add_config_flags(parser: Parser, model: str | None = None) -> None:
 
 
 def add_section_flags(parser: Parser, section: str) -> None:
-    """The knobs of one section."""
+    """Add the options of one section."""
     group = parser.add_argument_group(section, SECTIONS[section].__doc__)
-    for owner, name, info in fields():
-        if owner == section:
-            _add_flag(group, name, info, _help(info))
+    for name, info in SECTIONS[section].model_fields.items():
+        _add_flag(group, name, info, _help(info))
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, info: FieldInfo, text: str) -> None:
-    kind, _ = _plain(info.annotation)
+    kind, _ = _split_optional(info.annotation)
     common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
     flag = f"--{flag_name(name)}"
     if kind is bool:
@@ -153,44 +142,47 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, info: FieldInfo, text: 
 
 
 def explicit_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The knobs that were really given, with `none` as the way to unset one and commas as the way to list."""
+    """Return the config options given on the command line. `none` unsets an optional value; lists may have commas."""
     annotations = {name: info.annotation for _, name, info in fields()}
-    given = {}
+    options = {}
     for name, value in vars(namespace).items():
         if name in SECTION_OF:
-            _, optional = _plain(annotations[name])
+            _, optional = _split_optional(annotations[name])
             if isinstance(value, list):
                 value = [item for word in value for item in str(word).split(",") if item]
-            given[name] = None if optional and value == "none" else value
-    return given
+            options[name] = None if optional and value == "none" else value
+    return options
 
 
-def read_config(namespace: argparse.Namespace) -> Config:
-    """The config that flags mean: the one named, else the flags' own network, else the default job."""
-    given = explicit_options(namespace)
-    chosen = namespace.config or (None if "model" in given else DEFAULT_CONFIG)
-    return resolve(chosen, Path(namespace.config_path) if namespace.config_path else None, given).config
+def read_config(namespace: argparse.Namespace, config: str | None = None, **overrides: Any) -> Config:
+    """Return the config of the flags: `config` or the named one, else one of `--model` alone, else the default.
+
+    `overrides` replace options of the command line.
+    """
+    options = {**explicit_options(namespace), **overrides}
+    name = config or namespace.config or (None if "model" in options else DEFAULT_CONFIG)
+    return resolve(name, namespace.config_path, options).config
 
 
 def should_spawn(config: Config) -> bool:
-    """Whether this process is to start others for a training, rather than be one of them or the only one."""
+    """Return whether this process must start the ranks of a run instead of being one of them."""
     return (config.parallel.processes > 1 or config.parallel.max_restarts > 0) and not is_distributed()
 
 
-def spawn_ranks(arguments: Sequence[str], config: Config) -> int:
-    """Run a training's processes here; with --max-restarts again from the newest checkpoint after a failure."""
+def spawn_ranks(argv: Sequence[str], config: Config) -> int:
+    """Run a command in all ranks on this host, and again from the newest checkpoint up to --max-restarts times."""
     world = config.parallel.processes
     if not config.parallel.max_restarts:
-        return start_processes(world, arguments)
+        return start_processes(world, argv)
     from convolve.runs.folder import reserve_run_dir
 
     folder = None
-    if arguments[0] == "train":
+    if argv[0] == "train":
         folder = reserve_run_dir(config)
-        arguments = [*arguments, "--run-dir", str(folder)]
+        argv = [*argv, "--run-dir", str(folder)]
     return run_attempts(
         lambda words, _: start_processes(world, words),
-        arguments,
+        argv,
         folder,
         config.parallel.max_restarts,
         lambda line: print(f"convolve: {line}", file=sys.stderr, flush=True),

@@ -1,19 +1,15 @@
-"""What a person sees while convolve works: a progress bar in a terminal, plain lines elsewhere.
-
-Tables for people, one JSON line for programs.
-
-The closing words of a training.
-"""
+"""Output of commands: a progress bar in a terminal and plain lines elsewhere, tables, and results as JSON."""
 
 import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -26,19 +22,20 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.1
 PLAIN_SECONDS = 2.0
+Result = TypeVar("Result")
 
 
-def describe_start(run: RunInfo) -> str:
-    """The line that opens a run."""
+def format_start(run: RunInfo) -> str:
+    """Return the first line of a run."""
     facts = run.facts
-    verb = "trains" if run.restored_step is None else f"goes on from step {run.restored_step}"
-    return (
-        f"{facts['model']} ({facts['parameters']:,} parameters) {verb} on {facts['dataset']}; run folder {run.folder}"
-    )
+    model, data = f"{facts['model']} ({facts['parameters']:,} parameters)", facts["dataset"]
+    if run.restored_step is None:
+        return f"Training {model} on {data}; run folder {run.folder}"
+    return f"Resuming {model} on {data} from step {run.restored_step}; run folder {run.folder}"
 
 
 class TerminalConsole:
-    """A bar with loss, accuracy, rate and time to go; validations stay on the screen above it."""
+    """Progress bar with loss, accuracy, images/s and remaining time; validations are printed above it."""
 
     def __init__(self) -> None:
         self._console = RichConsole(file=sys.stdout, highlight=False)
@@ -56,11 +53,9 @@ class TerminalConsole:
         self._refreshed = 0.0
 
     def info(self, line: str) -> None:
-        """One line above the bar."""
         self._console.print(line, markup=False)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """Move the bar; at most a few times a second, whatever the step rate."""
         now = time.perf_counter()
         if now - self._refreshed < REFRESH_SECONDS and done != total:
             return
@@ -74,70 +69,66 @@ class TerminalConsole:
         self._progress.refresh()
 
     def start(self, run: RunInfo) -> None:
-        """Say what begins."""
-        self.info(describe_start(run))
+        self.info(format_start(run))
 
     def train(self, record: TrainRecord) -> None:
-        """Show the newest figures beside the bar."""
         counted = "" if record.loss is None else f"loss {record.loss:.4f}  accuracy {record.accuracy:.2%}  "
         for task in self._tasks.values():
             self._progress.update(task, facts=f"{counted}{record.images_per_second:,.0f} images/s")
 
     def valid(self, record: ValidationRecord) -> None:
-        """Keep each validation on the screen."""
         self.info(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
-        """Events go to the files only."""
+        pass  # events are written to the log files only
 
     def close(self) -> None:
-        """Take the bar away."""
         self._progress.stop()
 
 
 class PlainConsole:
-    """Plain lines, for pipes, log files and `--json`."""
+    """Plain lines for pipes, log files and `--json`; progress every few seconds, except for training, which logs."""
 
     def __init__(self) -> None:
-        self._said = time.perf_counter()
+        self._printed = time.perf_counter()
 
     def info(self, line: str) -> None:
-        """One line."""
         print(line, flush=True)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
-        """A line every few seconds for work that has no log points of its own."""
         now = time.perf_counter()
-        if what != "train" and now - self._said > PLAIN_SECONDS:
-            self._said = now
+        if what != "train" and now - self._printed > PLAIN_SECONDS:
+            self._printed = now
             self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, run: RunInfo) -> None:
-        """Say what begins."""
-        self.info(describe_start(run))
+        self.info(format_start(run))
 
     def train(self, record: TrainRecord) -> None:
-        """One line for each log point."""
         self.info(format_train(record))
 
     def valid(self, record: ValidationRecord) -> None:
-        """One line for each validation."""
         self.info(format_validation(record))
 
     def event(self, kind: str, **facts: object) -> None:
-        """Events go to the files only."""
+        pass  # events are written to the log files only
 
     def close(self) -> None:
-        """Nothing to close."""
+        pass
 
 
-def open_console() -> TerminalConsole | PlainConsole:
-    """The console that fits where the output goes."""
-    return TerminalConsole() if sys.stdout.isatty() else PlainConsole()
+@contextmanager
+def open_console(as_json: bool = False) -> Iterator[TerminalConsole | PlainConsole]:
+    """Open a progress bar if the output is a terminal, else plain lines, and close it."""
+    console = TerminalConsole() if sys.stdout.isatty() and not as_json else PlainConsole()
+    try:
+        yield console
+    finally:
+        console.close()
 
 
 def to_plain(value: Any) -> Any:
-    """A value in JSON types; NaN and infinities become null, because JSON has none."""
+    """Return a value in JSON types; NaN and infinities become null."""
     if is_dataclass(value) and not isinstance(value, type):
         return to_plain(asdict(value))
     if isinstance(value, dict):
@@ -153,13 +144,20 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def print_json(value: Any) -> None:
-    """The one JSON object that ends the output of a verb."""
-    print(json.dumps(to_plain(value)), flush=True)
+def print_json(result: Any) -> None:
+    """Print a result as one JSON object on one line."""
+    plain = to_plain(result)
+    assert isinstance(plain, dict), "the result of a command is an object"
+    print(json.dumps(plain), flush=True)
+
+
+def print_result(result: Result, as_json: bool, print_text: Callable[[Result], None]) -> None:
+    """Print the result of a command: as text, or with `--json` as one JSON object."""
+    print_json(result) if as_json else print_text(result)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table without lines around it; numbers stand on the right."""
+    """Print a table without borders; columns of numbers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -174,14 +172,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     if console.is_terminal:
         console.print(table)
         return
-    paper = Console(highlight=False, width=160)
-    with paper.capture() as captured:
-        paper.print(table)
+    wide = Console(highlight=False, width=160)
+    with wide.capture() as captured:
+        wide.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes with a decimal unit, such as 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -189,19 +187,24 @@ def format_bytes(count: float) -> str:
     raise AssertionError("the loop ends with GB")
 
 
-def print_result(report: "TrainReport") -> int:
-    """Say what came out, and give the exit code: 0, or 128 + signal number for a run that was stopped."""
-    if not is_rank_zero():
-        return 0 if report.stopped_by is None else 128 + int(report.stopped_by)
-    if report.stopped_by is not None:
-        print(
-            f"stopped by {report.stopped_by.name} at step {report.steps}; go on with: convolve restore {report.run_dir}"
-        )
-        return 128 + int(report.stopped_by)
+def finish_training(report: "TrainReport", as_json: bool) -> int:
+    """Print the result of a run on rank 0 and return the exit code: 128 + signal number if a signal stopped it."""
+    stopped_by = report.stopped_by
+    if is_rank_zero():
+        if stopped_by is not None:
+            resume = f"convolve restore {report.run_dir}"
+            print(f"Interrupted by {stopped_by.name} at step {report.steps}; resume with: {resume}")
+        else:
+            _print_report(report)
+        if as_json:
+            print_json(report)
+    return 0 if stopped_by is None else 128 + int(stopped_by)
+
+
+def _print_report(report: "TrainReport") -> None:
     if report.test_accuracy is not None:
         print(f"test accuracy {report.test_accuracy:.2%} on {report.test_samples:,} images of {report.dataset}")
     print(
-        f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in all; "
+        f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in total; "
         f"run folder {report.run_dir}"
     )
-    return 0

@@ -2,27 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convolve.cli.command import Parser
-from convolve.cli.console import format_bytes, print_json
+from convolve.cli.console import format_bytes, print_result
+
+if TYPE_CHECKING:
+    from convolve.checkpoint.convert import ConvertReport
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Turn a pickled state dict into safetensors."""
-    parser = Parser(
-        prog="convolve convert",
-        description="Turn a pickled state dict (.pth, .pt) of another library into a safetensors file.",
-    )
-    parser.add_argument("source", type=Path, help="file that torch.save wrote")
+def run(argv: Sequence[str]) -> int:
+    """Convert a pickled state dict to safetensors."""
+    parser = Parser("convert", "Convert a pickled state dict (.pth, .pt) of another library to a safetensors file.")
+    parser.add_argument("source", type=Path, help="file written by torch.save")
     parser.add_argument("target", type=Path, help="safetensors file to write")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
+    options = parser.parse(argv)
 
     from convolve.checkpoint import convert
 
-    report = convert.convert(options.source, options.target)
-    if options.json:
-        print_json(report)
-    else:
-        print(f"{report.target}: {report.tensors} tensors, {format_bytes(report.bytes)}")
+    print_result(convert.convert(options.source, options.target), options.json, _print_report)
     return 0
+
+
+def _print_report(report: "ConvertReport") -> None:
+    print(f"{report.target}: {report.tensors} tensors, {format_bytes(report.bytes)}")

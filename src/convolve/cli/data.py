@@ -1,116 +1,111 @@
 """`convolve data`."""
 
-import argparse
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convolve.cli.command import Parser
-from convolve.cli.console import format_bytes, print_json, print_table
+from convolve.cli.console import format_bytes, open_console, print_json, print_result, print_table
 from convolve.compat.options import translate_program
+from convolve.errors import ConfigError
 
-SHOWN_FINDINGS = 50
+if TYPE_CHECKING:
+    from convolve.data.check import DataReport
+
+SHOWN_ISSUES = 50
 
 
-def run(arguments: Sequence[str]) -> int:
-    """List the known data sets, fetch one, check one, or make pictures quick to read."""
-    parser = Parser(prog="convolve data", description="List, fetch, check or prepare data sets.")
-    parser.add_argument("action", choices=ACTIONS, help="what to do")
-    parser.add_argument("name", nargs="?", help="data set; for check and prepare a folder")
+def run(argv: Sequence[str]) -> int:
+    """List the known data sets, fetch one, check one, or store images in a faster format."""
+    parser = Parser("data", "List, fetch, check or prepare data sets.")
+    parser.add_argument("action", choices=ACTIONS, help="list, get (fetch), check, or prepare (store for fast reading)")
+    parser.add_argument("name", nargs="?", help="data set; for check and prepare also a folder")
     parser.add_argument("target", nargs="?", type=Path, help="prepare: new folder to write to")
     group = parser.add_argument_group("prepare")
-    group.add_argument("--format", choices=("webdataset", "raw"), default="webdataset", help="tars, or plain pixels")
-    group.add_argument("--image-size", type=int, metavar="N", help="resize to centered squares of this side")
-    group.add_argument("--quality", type=int, default=95, metavar="N", help="of JPEGs that are made anew [95]")
-    group.add_argument("--shard-samples", type=int, default=1000, metavar="N", help="pictures in each tar [1000]")
-    group.add_argument("--workers", type=int, metavar="N", help="threads; never changes the result")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(translate_program("data", arguments))
+    group.add_argument(
+        "--format", choices=("webdataset", "raw"), default="webdataset", help="tar shards, or raw pixels [webdataset]"
+    )
+    group.add_argument("--image-size", type=int, metavar="N", help="resize to centered squares of N pixels [no resize]")
+    group.add_argument("--quality", type=int, default=95, metavar="N", help="JPEG quality of re-encoded images [95]")
+    group.add_argument("--shard-samples", type=int, default=1000, metavar="N", help="images in each tar [1000]")
+    group.add_argument("--workers", type=int, metavar="N", help="threads; does not change the result [one per CPU]")
+    options = parser.parse(translate_program("data", argv))
     if options.action != "list" and options.name is None:
-        parser.error(f"data {options.action}: name a data set; `convolve data list` shows them")
+        raise ConfigError(f"data {options.action}: name a data set; list them with `convolve data list`")
     if options.action == "prepare":
-        _check_prepare(parser, options)
+        _check_prepare(options)
     return ACTIONS[options.action](options)
 
 
-def _check_prepare(parser: Parser, options: argparse.Namespace) -> None:
+def _check_prepare(options: Namespace) -> None:
     if options.target is None:
-        parser.error("data prepare: give the folder with pictures and a new folder to write to")
+        raise ConfigError("data prepare: name the folder with images and a new folder to write to")
     for name, low, high in (("image_size", 1, 4096), ("quality", 1, 100), ("shard_samples", 1, 1_000_000)):
         value = getattr(options, name)
         if value is not None and not low <= value <= high:
-            parser.error(f"{name.replace('_', '-')}={value}: must be {low} to {high}")
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {low} to {high}")
 
 
-def _list(options: argparse.Namespace) -> int:
-
+def _list(options: Namespace) -> int:
     from convolve.data import check
 
-    listings = check.list_datasets()
+    datasets = check.list_datasets()
     if options.json:
-        print_json(listings)
+        print_json({"datasets": datasets})
         return 0
     rows = [
-        (one.name, one.what, one.place or f"{format_bytes(one.fetched_bytes)} to fetch", one.licence)
-        for one in listings
+        (item.name, item.what, item.place or f"{format_bytes(item.fetched_bytes)} to fetch", item.licence)
+        for item in datasets
     ]
-    print_table(("data set", "what", "where", "license"), rows)
+    print_table(("data set", "contents", "location", "license"), rows)
     return 0
 
 
-def _get(options: argparse.Namespace) -> int:
-
-    from convolve.cli.console import PlainConsole, open_console
+def _get(options: Namespace) -> int:
     from convolve.data import check
 
-    console = PlainConsole() if options.json else open_console()
-    supply = check.fetch_dataset(options.name, progress=console.progress)
-    console.close()
-    print(f"{supply.name}: {'fetched to' if supply.fetched else 'already in'} {supply.place}")
-    if options.json:
-        print_json(supply)
-    return 0
-
-
-def _check(options: argparse.Namespace) -> int:
-    """Exit code 1 where a picture is broken or a prepared file is not what was written."""
-
-    from convolve.cli.console import PlainConsole, open_console
-    from convolve.data import check
-
-    console = PlainConsole() if options.json else open_console()
-    report = check.check_data(options.name, announce=console.info, progress=console.progress)
-    console.close()
-    code = 1 if any(finding.kind in ("broken", "checksum") for finding in report.findings) else 0
+    with open_console(options.json) as console:
+        report = check.fetch_dataset(options.name, progress=console.progress)
+    print(f"{report.name}: {'fetched to' if report.fetched else 'already in'} {report.place}")
     if options.json:
         print_json(report)
-        return code
+    return 0
+
+
+def _check(options: Namespace) -> int:
+    """Check a data set; exit code 1 if an image is broken or a prepared file differs from what was written."""
+    from convolve.data import check
+
+    with open_console(options.json) as console:
+        report = check.check_data(options.name, announce=console.info, progress=console.progress)
+    print_result(report, options.json, _print_check)
+    return 1 if any(issue.kind in ("broken", "checksum") for issue in report.findings) else 0
+
+
+def _print_check(report: "DataReport") -> None:
     shape = "of various sizes" if report.image_shape is None else "x".join(map(str, report.image_shape))
     print(f"{report.name}: {report.origin}; images {shape}; contents {report.contents}")
     counts = [(label, report.train_counts[label], report.test_counts[label]) for label in report.train_counts]
     print_table(("class", "train", "test"), counts)
     if report.findings:
-        rows = [(finding.kind, finding.name, finding.what) for finding in report.findings]
-        print_table(("finding", "picture", "what"), rows[:SHOWN_FINDINGS])
-        print(f"{len(rows)} findings" + (f", the first {SHOWN_FINDINGS} shown" if len(rows) > SHOWN_FINDINGS else ""))
-    return code
+        rows = [(issue.kind, issue.name, issue.what) for issue in report.findings]
+        print_table(("issue", "image", "details"), rows[:SHOWN_ISSUES])
+        print(f"{len(rows)} issues" + (f", the first {SHOWN_ISSUES} shown" if len(rows) > SHOWN_ISSUES else ""))
 
 
-def _prepare(options: argparse.Namespace) -> int:
-
-    from convolve.cli.console import PlainConsole, open_console
+def _prepare(options: Namespace) -> int:
     from convolve.data import prepare
-    from convolve.data.prepare import PrepareOptions
 
-    console = PlainConsole() if options.json else open_console()
-    wanted = PrepareOptions(options.format, options.image_size, options.quality, options.shard_samples)
-    made = prepare.prepare_images(Path(options.name), options.target, wanted, options.workers, console.progress)
-    console.close()
+    how = prepare.PrepareOptions(options.format, options.image_size, options.quality, options.shard_samples)
+    with open_console(options.json) as console:
+        report = prepare.prepare_images(Path(options.name), options.target, how, options.workers, console.progress)
     print(
-        f"{made.place}: {made.train_samples:,} training and {made.test_samples:,} test pictures in {made.files} files, "
-        f"{format_bytes(made.stored_bytes)}; train with --data-dir {made.place}"
+        f"{report.place}: {report.train_samples:,} training and {report.test_samples:,} test images in "
+        f"{report.files} files, {format_bytes(report.stored_bytes)}; train with --data-dir {report.place}"
     )
     if options.json:
-        print_json(made)
+        print_json(report)
     return 0
 
 

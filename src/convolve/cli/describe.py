@@ -1,42 +1,51 @@
 """`convolve describe`."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser
-from convolve.cli.console import format_bytes, print_json, print_table
+from convolve.cli.console import format_bytes, print_result, print_table
+
+if TYPE_CHECKING:
+    from convolve.models.summary import ModelSummary
+    from convolve.runs.describe import ScheduleCurve
 
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Show the blocks of a network, and draw them if asked."""
-    parser = Parser(prog="convolve describe", description="Layer table and drawing of a network.")
-    parser.add_argument("what", nargs="?", help="network, named config or run folder; without it: the known networks")
-    parser.add_argument("--graph", type=Path, metavar="FILE.svg", help="draw the network into this file")
-    parser.add_argument("--schedule", action="store_true", help="draw the learning rate of a named config or a run")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
+def run(argv: Sequence[str]) -> int:
+    """Show the blocks of a model or its learning-rate curve, or list the models."""
+    parser = Parser("describe", "Show the layers of a model as a table or drawing.")
+    parser.add_argument("name", nargs="?", help="model, named config or run folder [list the models]")
+    parser.add_argument("--graph", type=Path, metavar="FILE.svg", help="draw the model into this file")
+    parser.add_argument("--schedule", action="store_true", help="draw the learning rate of a named config or run")
+    _describe(parser.parse(argv))
+    return 0
 
+
+def _describe(options: Namespace) -> None:
     device.prepare()
-
-    from convolve.models.summary import name_size
     from convolve.runs import describe
 
-    if options.what is None:
-        networks = describe.list_models()
-        print_json(networks) if options.json else print_table(("network", "what"), networks.items())
-        return 0
-    if options.schedule:
-        return _show_schedule(options.what, options.json)
-    found = describe.describe_model(options.what)
-    if options.graph is not None:
-        describe.write_svg(found, options.graph)
-    if options.json:
-        print_json(found)
-        return 0
-    headings = ("block", "kind", "output", "parameters", "multiply-adds", "activations")
+    if options.name is None:
+        print_result(
+            describe.list_models(), options.json, lambda models: print_table(("model", "summary"), models.items())
+        )
+    elif options.schedule:
+        print_result(describe.trace_schedule(options.name), options.json, _print_schedule)
+    else:
+        summary = describe.describe_model(options.name)
+        if options.graph is not None:
+            describe.write_svg(summary, options.graph)
+        print_result(summary, options.json, _print_summary)
+
+
+def _print_summary(summary: "ModelSummary") -> None:
+    from convolve.models.summary import name_size
+
     rows = [
         (
             row.name,
@@ -46,35 +55,25 @@ def run(arguments: Sequence[str]) -> int:
             row.multiply_adds,
             format_bytes(row.activation_bytes),
         )
-        for row in found.rows
+        for row in summary.rows
     ]
-    print_table(headings, rows)
+    print_table(("block", "kind", "output", "parameters", "multiply-adds", "activations"), rows)
     print(
-        f"{found.name}: {found.parameters:,} parameters, {found.multiply_adds:,} multiply-adds and "
-        f"{format_bytes(found.activation_bytes)} of activations per image"
+        f"{summary.name}: {summary.parameters:,} parameters, {summary.multiply_adds:,} multiply-adds and "
+        f"{format_bytes(summary.activation_bytes)} of activations per image"
     )
-    return 0
 
 
-def _show_schedule(what: str, as_json: bool) -> int:
-
-    from convolve.runs import describe
-
-    curve = describe.trace_schedule(what)
-    if as_json:
-        print_json(curve)
-        return 0
-    for line in draw(curve.points):
-        print(line)
+def _print_schedule(curve: "ScheduleCurve") -> None:
+    print("\n".join(draw(curve.points)))
     print(
         f"{curve.name}: {curve.schedule}, peak {curve.peak:g}, {curve.epochs:g} epochs, "
         f"global batch {curve.global_batch_size:,}"
     )
-    return 0
 
 
 def draw(points: Sequence[tuple[float, float]], columns: int = 66, rows: int = 12) -> list[str]:
-    """A curve that begins at 0 as lines of text; each column is as high as the curve there, in eighths of a line."""
+    """Draw a curve from 0 as lines of text, with a resolution of one eighth of a line."""
     top = max(rate for _, rate in points) or 1.0
     chosen = [points[round(index * (len(points) - 1) / (columns - 1))][1] for index in range(columns)]
     eighths = [round(8 * rows * rate / top) for rate in chosen]

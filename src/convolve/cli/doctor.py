@@ -1,45 +1,43 @@
 """`convolve doctor`."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser
-from convolve.cli.console import format_bytes, print_json, print_table
+from convolve.cli.console import format_bytes, open_console, print_result, print_table
+
+if TYPE_CHECKING:
+    from convolve.doctor import DoctorReport
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Report what works here."""
-    parser = Parser(prog="convolve doctor", description="What works on this machine and what does not.")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
-
+def run(argv: Sequence[str]) -> int:
+    """Check this machine."""
+    options = Parser("doctor", "Check what works on this machine.").parse(argv)
     device.prepare()
     from convolve import doctor
-    from convolve.cli.console import PlainConsole, open_console
 
-    console = PlainConsole() if options.json else open_console()
-    report = doctor.run(console)
-    console.close()
-    if options.json:
-        print_json(report)
-        return 0
-    print_table(
-        ("what", "found"),
-        [
-            *report.versions.items(),
-            ("devices", ", ".join(report.devices)),
-            ("cpu", report.cpu),
-            ("threads", str(report.threads)),
-            ("memory", format_bytes(report.memory_bytes)),
-            ("cache", report.cache),
-            ("AMX", report.amx),
-            ("oneDNN limit", report.isa_limit or "none"),
-            *(
-                (f"{one.operation} {one.number_format}", f"{one.gflops:.0f} GFLOP/s" if one.works else "does not work")
-                for one in report.abilities
-            ),
-            *((f"native {what}", state) for what, state in report.native.items()),
-            *((f"extra {name}", "installed" if there else "not installed") for name, there in report.extras.items()),
-        ],
-    )
+    with open_console(options.json) as console:
+        report = doctor.run(console)
+    print_result(report, options.json, _print_report)
     return 0
+
+
+def _print_report(report: "DoctorReport") -> None:
+    rows = [
+        *report.versions.items(),
+        ("devices", ", ".join(report.devices)),
+        ("cpu", report.cpu),
+        ("threads", str(report.threads)),
+        ("memory", format_bytes(report.memory_bytes)),
+        ("cache", report.cache),
+        ("AMX", report.amx),
+        ("oneDNN limit", report.isa_limit or "none"),
+        *(
+            (f"{one.operation} {one.number_format}", f"{one.gflops:.0f} GFLOP/s" if one.works else "does not work")
+            for one in report.abilities
+        ),
+        *((f"native {name}", state) for name, state in report.native.items()),
+        *((f"extra {name}", "installed" if found else "not installed") for name, found in report.extras.items()),
+    ]
+    print_table(("item", "result"), rows)

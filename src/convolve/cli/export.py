@@ -6,42 +6,34 @@ from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser
-from convolve.cli.console import format_bytes, print_json
+from convolve.cli.console import format_bytes, open_console, print_result
 
 if TYPE_CHECKING:
     from convolve.export.export import ExportReport
 
+FORMATS = "onnx (alias frozen), pt2 (PyTorch), aoti (machine code for C++), safetensors (weights) [onnx]"
 
-def run(arguments: Sequence[str]) -> int:
-    """Export a trained network, and say what was compared."""
-    parser = Parser(prog="convolve export", description="Write a trained network as a file for other programs.")
-    parser.add_argument(
-        "run", type=Path, help="run folder (its best checkpoint, or the newest) or one checkpoint folder"
-    )
-    parser.add_argument(
-        "--format",
-        default="onnx",
-        metavar="NAME",
-        help="onnx (also called frozen), pt2 (PyTorch), aoti (machine code for C++), safetensors (weights) [onnx]",
-    )
-    parser.add_argument("--int8", action="store_true", help="eight-bit weights and activations (onnx only)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; unset: model.* in the run folder")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    options = parser.parse(arguments)
+
+def run(argv: Sequence[str]) -> int:
+    """Export a trained model and print how it was verified."""
+    parser = Parser("export", "Export a trained model to a file for other programs.")
+    parser.add_argument("run", type=Path, help="run folder (its best checkpoint, or the newest) or checkpoint folder")
+    parser.add_argument("--format", default="onnx", metavar="NAME", help=FORMATS)
+    parser.add_argument("--int8", action="store_true", help="quantize weights and activations to 8 bits (onnx only)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write [model.* in the run folder]")
+    options = parser.parse(argv)
 
     device.prepare()
-
-    from convolve.cli.console import PlainConsole, open_console
     from convolve.export import export
 
-    console = PlainConsole() if options.json else open_console()
-    report = export.export(options.run, options.format, console, output=options.output, int8=options.int8)
-    console.close()
-    if options.json:
-        print_json(report)
-        return 0
-    print(f"{report.path}: {format_bytes(report.bytes)} in {report.seconds:.1f} s; {_format_verification(report)}")
+    with open_console(options.json) as console:
+        report = export.export(options.run, options.format, console, output=options.output, int8=options.int8)
+    print_result(report, options.json, _print_report)
     return 0
+
+
+def _print_report(report: "ExportReport") -> None:
+    print(f"{report.path}: {format_bytes(report.bytes)} in {report.seconds:.1f} s; {_format_verification(report)}")
 
 
 def _format_verification(report: "ExportReport") -> str:
@@ -50,5 +42,6 @@ def _format_verification(report: "ExportReport") -> str:
             f"accuracy {report.int8_accuracy:.2%}, float {report.accuracy:.2%} on {report.test_samples:,} test images"
         )
     if not report.batches:
-        return "equal to the network bit for bit"
-    return f"equal to the network at batch {', '.join(map(str, report.batches))} to {report.largest_difference:.1g}"
+        return "equal to the model bit for bit"
+    sizes = ", ".join(map(str, report.batches))
+    return f"equal to the model at batch sizes {sizes} to {report.largest_difference:.1g}"

@@ -1,4 +1,4 @@
-"""The `convolve` command: find the verb, parse its flags, run it, turn errors into one line and an exit code."""
+"""Entry point: find the command, run it, and turn errors into one line and an exit code."""
 
 import sys
 from collections.abc import Sequence
@@ -9,68 +9,69 @@ from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
 
 COMMANDS = {
-    "train": "train a network; without arguments, LeNet on MNIST",
-    "launch": "train on many hosts, and go on after a failure",
-    "restore": "go on with a run exactly where it stopped",
-    "validate": "test accuracy of stored checkpoints",
-    "predict": "classify pictures with a trained network",
-    "export": "write a trained network as ONNX, pt2, machine code or weights",
-    "serve": "answer over HTTP, with a page to draw on",
-    "report": "one HTML page about a run, or several side by side",
-    "average": "one network from several checkpoints of a run",
-    "convert": "make a pickled state dict of another library safe to load",
-    "align": "train one config in several number formats and see where they part",
+    "train": "train a model; without arguments, LeNet on MNIST",
+    "launch": "train on several hosts, and restart after a failure",
+    "restore": "resume a run from its newest checkpoint",
+    "validate": "compute the test accuracy of saved checkpoints",
+    "predict": "classify images with a trained model",
+    "export": "export a trained model as ONNX, pt2, machine code or weights",
+    "serve": "serve trained models over HTTP, with a web page to draw on",
+    "report": "write an HTML report of one run, or of several side by side",
+    "average": "average several checkpoints of a run into one model",
+    "convert": "convert a pickled state dict of another library to safetensors",
+    "align": "train one config in several number formats and find where they diverge",
     "configs": "list the named configs, or show one",
     "data": "list, fetch, check or prepare data sets",
-    "bench": "measure one part alone: train, data, infer",
-    "plan": "memory, timetable and speed of a training on devices that need not be there",
-    "describe": "layer table and drawing of a network",
-    "doctor": "what works on this machine and what does not",
+    "bench": "measure the speed of training, data loading or inference",
+    "plan": "estimate memory, pipeline schedule and speed without the hardware",
+    "describe": "show the layers of a model as a table or drawing",
+    "doctor": "check what works on this machine",
 }
 
 ALIASES = {"infer-bench": ("bench", "infer")}
 
 
 def _usage() -> str:
-    lines = [f"  {verb:<10} {summary}" for verb, summary in COMMANDS.items()]
+    lines = [f"  {command:<10} {summary}" for command, summary in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: convolve VERB [options]     convolve VERB --help tells more",
+            "usage: convolve COMMAND [options]     Run 'convolve COMMAND --help' for details.",
             "",
             *lines,
             "",
-            "every verb takes --json (one JSON object as the last line) and --debug (full traceback on an error)",
+            "All commands accept --json (print the result as a JSON object on the last line) and --debug (print a",
+            "traceback on errors).",
         ]
     )
 
 
-def dispatch(arguments: Sequence[str]) -> int:
-    """Run one verb and return the exit code."""
-    verb = arguments[0] if arguments else "--help"
-    if verb in ALIASES:
-        return dispatch([*ALIASES[verb], *arguments[1:]])
-    if verb in ("-h", "--help"):
+def dispatch(argv: Sequence[str]) -> int:
+    """Run one command and return the exit code."""
+    command = argv[0] if argv else "--help"
+    if command in ALIASES:
+        return dispatch([*ALIASES[command], *argv[1:]])
+    if command in ("-h", "--help"):
         print(_usage())
         return 0
-    if verb == "--version":
+    if command == "--version":
         print(f"convolve {__version__}")
         return 0
-    if verb not in COMMANDS:
-        raise ConfigError(f"'{verb}' is not a verb; {suggest(verb, COMMANDS)}")
-    code: int = import_module(f"convolve.cli.{verb}").run(arguments[1:])
+    if command not in COMMANDS:
+        raise ConfigError(f"unknown command '{command}'; {suggest(command, COMMANDS)}")
+    code: int = import_module(f"convolve.cli.{command}").run(argv[1:])
     return code
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the command."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    debug = "--debug" in given
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    debug = "--debug" in words
     try:
-        code = dispatch([word for word in given if word != "--debug"])
+        code = dispatch([word for word in words if word != "--debug"])
     except ConvolveError as error:
         if debug:
             raise
-        # Every rank meets a wrong option; one of them says so.
+        # All ranks hit the same config error; print it once.
         if is_rank_zero() or not isinstance(error, ConfigError):
             print(f"convolve: {error}", file=sys.stderr)
         code = error.exit_code
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        told = f"{type(error).__name__}: {to_one_line(error)}"
-        print(f"convolve: {told} (a defect of convolve; --debug shows where)", file=sys.stderr)
+        problem = f"{type(error).__name__}: {to_one_line(error)}"
+        print(f"convolve: internal error: {problem}; rerun with --debug and report it", file=sys.stderr)
         code = 1
     sys.exit(code)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser, add_config_flags, read_config
-from convolve.cli.console import format_bytes, print_json, print_table
+from convolve.cli.console import format_bytes, print_result, print_table
 from convolve.cli.describe import draw
 from convolve.compat.options import translate
 from convolve.errors import ConfigError
@@ -23,51 +23,50 @@ USAGE = "convolve plan [CONFIG] [--option value ...]     takes every option of `
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Show what a training would need and how fast it would be."""
-    options = _parser().parse(translate(arguments))
-    options.config = options.what or options.config
-    config = read_config(options)
+def run(argv: Sequence[str]) -> int:
+    """Print the memory that a run would need and its speed."""
+    options = _parser().parse(translate(argv))
+    config = read_config(options, options.name)
 
     device.prepare()
     from convolve.planning import plan
 
-    found, timetable = plan.plan(config, _read_hardware(options))
+    result, schedule = plan.plan(config, _read_hardware(options))
     if options.timetable is not None:
-        plan.write_schedule(found, timetable, options.timetable)
-    if options.json:
-        print_json(found)
-        return 0
-    for line in _show(found):
-        print(line)
-    print_table(*_table(found))
-    for line in _show_details(found):
-        print(line)
-    for line in draw(found.curve.points, rows=6):
-        print(line)
+        plan.write_schedule(result, schedule, options.timetable)
+    print_result(result, options.json, _print_plan)
     return 0
 
 
+def _print_plan(plan: Plan) -> None:
+    print("\n".join(_format_layout(plan)))
+    print_table(*_table(plan))
+    print("\n".join((*_format_details(plan), *draw(plan.curve.points, rows=6))))
+
+
 def _parser() -> Parser:
-    parser = Parser(prog="convolve plan", usage=USAGE, description="What a training would need, and how fast it is.")
-    parser.add_argument("what", nargs="?", metavar="CONFIG", help="named config; `convolve configs` lists them")
-    parser.add_argument("--hosts", type=int, default=1, metavar="N", help="hosts that the devices are on [1]")
-    parser.add_argument("--cores", type=int, metavar="N", help="CPU cores of each host; unset: this one's")
+    parser = Parser("plan", "Estimate memory, pipeline schedule and speed of a run without the hardware.", usage=USAGE)
+    parser.add_argument("name", nargs="?", metavar="CONFIG", help="named config; list them: `convolve configs`")
+    parser.add_argument("--hosts", type=int, default=1, metavar="N", help="hosts with the devices [1]")
+    parser.add_argument("--cores", type=int, metavar="N", help="CPU cores of each host [this host's]")
     parser.add_argument(
         "--device-flops",
         type=float,
         metavar="X",
-        help="operations per second that a device reaches in training; unset: blocks are measured on this CPU",
+        help="FLOP/s that a device reaches in training [blocks are measured on this CPU]",
     )
     parser.add_argument(
-        "--device-memory", metavar="SIZE", help="memory of one device, such as 900MB; unset: the device model's"
+        "--device-memory", metavar="SIZE", help="memory of one device, such as 900MB [the device model's]"
     )
     parser.add_argument(
-        "--latency", type=float, metavar="S", help="seconds of an empty message [2e-5; 5e-5 between hosts]"
+        "--latency", type=float, metavar="S", help="latency of a message, in seconds [2e-5; 5e-5 between hosts]"
     )
-    parser.add_argument("--bandwidth", type=float, metavar="X", help="bytes per second [4e9; 1.25e9 between hosts]")
-    parser.add_argument("--timetable", type=Path, metavar="FILE.svg", help="draw the passes of one step into this file")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="X", help="bandwidth in bytes per second [4e9; 1.25e9 between hosts]"
+    )
+    parser.add_argument(
+        "--timetable", type=Path, metavar="FILE.svg", help="draw the schedule of one step into this file"
+    )
     add_config_flags(parser)
     return parser
 
@@ -78,24 +77,24 @@ def _read_hardware(options: Namespace) -> Hardware:
     for name in ("hosts", "cores", "device_flops", "latency", "bandwidth"):
         value = getattr(options, name)
         if value is not None and value <= 0:
-            raise ConfigError(f"{name.replace('_', '-')}={value:g}: must be greater than 0")
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
     memory = None if options.device_memory is None else read_bytes(options.device_memory)
     return Hardware(options.hosts, options.cores, options.device_flops, memory, options.latency, options.bandwidth)
 
 
 def read_bytes(text: str) -> int:
-    """A size as people write it: 900MB, 32GiB, 1.5 GB."""
+    """Return the bytes of a size such as 900MB, 32GiB or 1.5 GB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text.strip())
     if match is None or match[2] not in UNITS:
-        raise ConfigError(f"device-memory={text}: must be a size such as 900MB or 32GiB")
+        raise ConfigError(f"--device-memory {text}: must be a size such as 900MB or 32GiB")
     return round(float(match[1]) * UNITS[match[2]])
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _show(plan: Plan) -> Iterator[str]:
+def _format_layout(plan: Plan) -> Iterator[str]:
     length = plan.length
     yield (
         f"{plan.name}: {plan.model} on {_count(plan.devices, 'device')} of {_count(plan.hosts, 'host')}, "
@@ -109,7 +108,7 @@ def _show(plan: Plan) -> Iterator[str]:
 
 
 def _table(plan: Plan) -> tuple[Sequence[str], list[Sequence[object]]]:
-    headings = ("stage", "blocks", "parameters", "multiply-adds", "forward ms", "backward ms", "held")
+    headings = ("stage", "blocks", "parameters", "multiply-adds", "forward ms", "backward ms", "in flight")
     rows: list[Sequence[object]] = [
         (
             index,
@@ -128,19 +127,19 @@ def _table(plan: Plan) -> tuple[Sequence[str], list[Sequence[object]]]:
     return (*headings, "weights", "gradients", "optimizer", "activations", "memory"), rows
 
 
-def _show_details(plan: Plan) -> Iterator[str]:
-    room, passes, traffic, speed = plan.room, plan.passes, plan.traffic, plan.speed
-    verdict = "fits" if room.fits else "DOES NOT FIT"
+def _format_details(plan: Plan) -> Iterator[str]:
+    memory, passes, traffic, speed = plan.room, plan.passes, plan.traffic, plan.speed
+    fit = "fits" if memory.fits else "DOES NOT FIT"
     need = max(stage.memory_bytes for stage in plan.stages)
     yield (
-        f"memory: {format_bytes(need)} of {format_bytes(room.device_bytes)} ({room.source}): {verdict}; "
-        f"largest micro batch {room.largest_batch_size:,}"
+        f"memory: {format_bytes(need)} of {format_bytes(memory.device_bytes)} ({memory.source}): {fit}; "
+        f"largest micro batch {memory.largest_batch_size:,}"
     )
-    yield from (f"  {line}" for line in room.advice)
+    yield from (f"  {line}" for line in memory.advice)
     if len(plan.stages) > 1:
         yield (
             f"pipeline: {passes.schedule}, bubble {passes.bubble:.1%} (even stages {passes.bubble_ideal:.1%}), "
-            f"stages begin at {' '.join(passes.splits)}"
+            f"stages start at {' '.join(passes.splits)}"
         )
     if plan.replicas > 1:
         yield (
@@ -153,7 +152,7 @@ def _show_details(plan: Plan) -> Iterator[str]:
         f"update {speed.update_ms:,.2f}; {speed.images_per_second:,.0f} images/s, "
         f"epoch {_duration(speed.epoch_seconds)}, run {_duration(speed.run_seconds)}"
     )
-    yield f"  times {speed.source}; input is taken to keep up (`convolve bench data` tells)"
+    yield f"  times {speed.source}; assumes that data loading keeps up (measure it with `convolve bench data`)"
     yield f"learning rate: {plan.curve.schedule}, peak {plan.curve.peak:g}"
 
 

@@ -1,46 +1,38 @@
 """`convolve serve`."""
 
 import os
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convolve import device
 from convolve.cli.command import Parser
+from convolve.cli.console import PlainConsole, print_result
 from convolve.errors import ConfigError
 
+if TYPE_CHECKING:
+    from convolve.serving.server import ServerInfo
+
 _NUMBERS: tuple[tuple[str, type, float | None, str], ...] = (
-    ("port", int, 8000, "port; 0: any free one"),
-    ("max-batch", int, 64, "most images in one pass of the network"),
-    ("max-delay-ms", float, 2.0, "longest wait of a first image for company"),
-    ("queue", int, 256, "most images that wait; more are answered 429"),
-    ("max-body-mb", float, 16.0, "largest request"),
-    ("body-seconds", float, 10.0, "longest time that a request may take to arrive"),
-    ("threads", int, None, "CPU threads; unset: as the runs say"),
+    ("port", int, 8000, "port; 0 chooses a free one [8000]"),
+    ("max-batch", int, 64, "largest batch of one forward pass [64]"),
+    ("max-delay-ms", float, 2.0, "max wait for more requests before a batch runs, in ms [2]"),
+    ("queue", int, 256, "max images waiting; further requests get status 429 [256]"),
+    ("max-body-mb", float, 16.0, "max size of a request, in MiB [16]"),
+    ("body-seconds", float, 10.0, "max time to receive a request body, in seconds [10]"),
+    ("threads", int, None, "CPU threads [as in the runs]"),
 )
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Serve trained networks until a signal comes."""
-    parser = Parser(prog="convolve serve", description="Trained networks over HTTP, with a page to draw on at /.")
-    parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run or checkpoint folders, each a model by name")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address; beyond this machine only with --token [127.0.0.1]"
-    )
-    parser.add_argument("--token", help="secret that clients send as `Authorization: Bearer`; also $CONVOLVE_TOKEN")
-    for name, kind, default, what in _NUMBERS:
-        shown = what if default is None else f"{what} [{default:g}]"
-        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=shown)
-    parser.add_argument(
-        "--reload", default="5", metavar="SECONDS", help="look for a better checkpoint; none: never [5]"
-    )
-    parser.add_argument("--runs-dir", type=Path, metavar="DIR", help="runs shown at /runs; unset: where the run lies")
-    options = parser.parse([word for word in arguments if word != "--json"])
-
+def run(argv: Sequence[str]) -> int:
+    """Serve trained models until a signal arrives."""
+    options = _read_options(argv)
     device.prepare()
-    from convolve.cli.console import PlainConsole
     from convolve.serving import server
 
-    given = server.ServeOptions(
+    console = PlainConsole()
+    serve_options = server.ServeOptions(
         host=options.host,
         port=options.port,
         token=options.token or os.environ.get("CONVOLVE_TOKEN") or None,
@@ -49,18 +41,41 @@ def run(arguments: Sequence[str]) -> int:
         queue=options.queue,
         max_body_mb=options.max_body_mb,
         body_seconds=options.body_seconds,
-        reload_seconds=_seconds(options.reload),
+        reload_seconds=_parse_seconds(options.reload),
         runs=options.runs_dir,
         threads=options.threads,
     )
-    console = PlainConsole()
-    stopped_by = server.serve(options.runs, given, console)
-    if stopped_by is not None:
-        console.info(f"stopped by {stopped_by.name}")
+
+    def on_start(info: "ServerInfo") -> None:
+        print_result(info, options.json, lambda info: print(f"serving on {info.url}", flush=True))
+
+    stopped_by = server.serve(options.runs, serve_options, console, on_start)
+    if stopped_by is not None and not options.json:
+        print(f"stopped by {stopped_by.name}")
     return 0
 
 
-def _seconds(text: str) -> float | None:
+def _read_options(argv: Sequence[str]) -> Namespace:
+    parser = Parser("serve", "Serve trained models over HTTP, with a web page to draw on at /.")
+    parser.add_argument(
+        "runs", nargs="+", metavar="[NAME=]RUN", help="run or checkpoint folder; repeat for more models"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than local ones need --token [127.0.0.1]"
+    )
+    parser.add_argument("--token", help="secret that clients send as `Authorization: Bearer` [$CONVOLVE_TOKEN]")
+    for name, kind, default, text in _NUMBERS:
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--reload", default="5", metavar="SECONDS", help="seconds between checks for a better checkpoint, or none [5]"
+    )
+    parser.add_argument(
+        "--runs-dir", type=Path, metavar="DIR", help="folder of the runs shown at /runs [parent of the first run]"
+    )
+    return parser.parse(argv)
+
+
+def _parse_seconds(text: str) -> float | None:
     if text == "none":
         return None
     try:

@@ -220,17 +220,17 @@ def _apply_switches(groups: list[tuple[str | None, list[str]]]) -> list[tuple[st
     return groups
 
 
-def translate(arguments: Sequence[str], own: Container[str] = ()) -> list[str]:
+def translate(arguments: Sequence[str], reserved: Container[str] = ()) -> list[str]:
     """A command line with every old spelling replaced by ours; a refused one is an error that says why.
 
-    Options that the verb has as its `own` are taken as they are.
+    Options in `reserved` belong to the command and stay.
     """
     groups = [(RENAMED.get(name, name) if name else None, words) for name, words in split_options(arguments)]
     result: list[str] = []
     for name, words in _sgd_with_momentum(_steps_to_iterations(_apply_switches(groups))):
         if name is None:
             result += words
-        elif name in own:
+        elif name in reserved:
             result += [f"--{name}", *words]
         elif name in REFUSED:
             raise ConfigError(f"--{name} is not offered: {REFUSED[name]}")

@@ -102,10 +102,10 @@ class GuardedProtocol(HttpToolsProtocol):
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains on the first signal and stops immediately on the second."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, log: Callable[[str], object]) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, on_start: Callable[[str], object]) -> None:
         super().__init__(config)
         self._server = server
-        self._log = log
+        self._on_start = on_start
         self.stopped_by: signal.Signals | None = None
 
     async def startup(self, sockets: Any = None) -> None:
@@ -113,7 +113,7 @@ class DrainingServer(uvicorn.Server):
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            self._log(f"serving on http://{shown}:{port}/")
+            self._on_start(f"http://{shown}:{port}/")
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening, but serve the connections in the kernel's backlog."""
@@ -164,8 +164,8 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run_server(server: Server, host: str, port: int, log: Callable[[str], object]) -> signal.Signals | None:
-    """Serve until a signal arrives, and return it."""
+def run_server(server: Server, host: str, port: int, on_start: Callable[[str], object]) -> signal.Signals | None:
+    """Serve until a signal arrives, and return it. `on_start` gets the URL once the port is open."""
     raise_file_limit()
     warnings.filterwarnings("ignore", module="PIL")  # about odd metadata; the pixels are valid
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -184,7 +184,7 @@ def run_server(server: Server, host: str, port: int, log: Callable[[str], object
         timeout_graceful_shutdown=int(limits.request_seconds),
         backlog=2048,
     )
-    draining_server = DrainingServer(config, server, log)
+    draining_server = DrainingServer(config, server, on_start)
     draining_server.run()
     return draining_server.stopped_by
 
@@ -204,6 +204,14 @@ class ServeOptions:
     reload_seconds: float | None = 5.0
     runs: Path | None = None
     threads: int | None = None
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """URL of a server that has started, and its models by name."""
+
+    url: str
+    models: dict[str, dict[str, Any]]
 
 
 def parse_models(arguments: list[str]) -> dict[str, Path]:
@@ -271,18 +279,24 @@ def check(options: ServeOptions) -> None:
         raise ConfigError(f"--max-delay-ms {options.max_delay_ms}: must be 0 or more")
 
 
-def serve(arguments: list[str], options: ServeOptions, console: Console) -> signal.Signals | None:
+def serve(
+    arguments: list[str],
+    options: ServeOptions,
+    console: Console,
+    on_start: Callable[[ServerInfo], object] = lambda info: None,
+) -> signal.Signals | None:
     """Serve the models named by `[NAME=]RUN` arguments until a signal arrives, and return it."""
     check(options)
     folders = parse_models(arguments)
-    models = {}
+    models, loaded = {}, {}
     for name, folder in folders.items():
         reload = make_reload(folder, options.threads)
         classifier = reload()
         assert classifier is not None, "the first call always loads"
         models[name] = ServedModel(classifier, reload)
-        metadata = classifier.metadata
-        console.info(f"{name}: {metadata.model} of {folder}, {classifier.version}, {len(metadata.classes)} classes")
+        model, version, classes = classifier.metadata.model, classifier.version, len(classifier.metadata.classes)
+        loaded[name] = {"model": model, "run": folder, "checkpoint": version, "classes": classes}
+        console.info(f"{name}: {model} of {folder}, {version}, {classes} classes")
     settings = Settings(
         limits=Limits(body_bytes=int(options.max_body_mb * 2**20), body_seconds=options.body_seconds),
         policy=BatchPolicy(options.max_delay_ms / 1000, options.max_batch, options.queue),
@@ -292,4 +306,5 @@ def serve(arguments: list[str], options: ServeOptions, console: Console) -> sign
         reload_seconds=options.reload_seconds,
         version=__version__,
     )
-    return run_server(Server(models, settings, console.info), options.host, options.port, console.info)
+    server = Server(models, settings, console.info)
+    return run_server(server, options.host, options.port, lambda url: on_start(ServerInfo(url, loaded)))

@@ -83,7 +83,7 @@ def test_without_stochastic_rounding_a_small_rate_stalls_and_align_says_so(stall
 
 def test_align_names_the_first_parting_and_every_layer(stalled):
     nearest = stalled.candidates[2]
-    assert (nearest.parting.step, nearest.parting.kind) == (1, "update")
+    assert (nearest.first_divergence.step, nearest.first_divergence.kind) == (1, "update")
     kinds = {(one.kind, one.layer) for one in nearest.layers}
     assert {("activation", "conv1"), ("gradient", "conv2.weight"), ("update", "fc1.bias")} <= kinds
     cosines = [one.agreement.cosine for one in stalled.candidates[1].layers if one.kind == "activation"]
@@ -101,11 +101,11 @@ def test_the_report_is_written_as_json_and_as_a_page_of_its_own(stalled):
 
 def test_finished_runs_can_be_compared(stalled, tmp_path):
     runs = [candidate.runs[0] for candidate in stalled.candidates]
-    report = align.compare_runs(runs, AlignPlan(), tmp_path / "out", SilentConsole())
+    report = align.compare_runs(runs, AlignPlan(), tmp_path / "out")
     assert [one.policy for one in report.candidates] == ["32.32", "16.16 fp16 stochastic", "16.16 fp16"]
     assert {one.kind for one in report.candidates[1].layers} == {"weight"}
     with pytest.raises(ConfigError, match="at least two runs"):
-        align.compare_runs(runs[:1], AlignPlan(), tmp_path, SilentConsole())
+        align.compare_runs(runs[:1], AlignPlan(), tmp_path)
 
 
 def test_native_kernels_are_compared_without_a_survey(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convolve.bench import train
-from convolve.bench.train import BenchRun, StepRate, compare_speeds, measure_matmul
+from convolve.bench.train import BenchRun, BenchPlan, compare_speeds, measure_matmul
 from convolve.cli.main import dispatch
 from convolve.config.loading import resolve
 from convolve.distributed.collectives import SingleProcess
@@ -22,7 +22,7 @@ KEYS |= {"global_batch_size", "run_steps", "steps", "first_excluded", "images_pe
 KEYS |= {"ms_p99", "data_wait_share", "peak_rss_bytes", "multiply_adds", "flops", "matmul_flops", "flop_share", "runs"}
 KEYS |= {"operators"}
 QUICK = ["--threads", "1", "--warmup", "1", "--run-steps", "2", "--repeats", "3", "--json"]
-FEW = StepRate(warmup=1, repeats=2, run_steps=2)
+FEW = BenchPlan(warmup=1, repeats=2, run_steps=2)
 
 
 def call(capsys, *words):
@@ -90,13 +90,13 @@ def test_steps_and_samples_translate_exactly():
 def test_without_a_number_of_steps_a_run_takes_about_a_second(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "RUN_SECONDS", 0.1)
     one = contestant(tmp_path)
-    one.warm_up(StepRate(warmup=3))
+    one.warm_up(BenchPlan(warmup=3))
     seconds = sum(one.go(one.run_steps).seconds)
     assert 0.01 < seconds < 2
 
 
 def test_one_run_alone_counts_and_says_so():
-    speed = train.bench_train(digits(), SilentConsole(), StepRate(warmup=0, repeats=1, run_steps=2))
+    speed = train.bench_train(digits(), SilentConsole(), BenchPlan(warmup=0, repeats=1, run_steps=2))
     assert speed.first_excluded is False and speed.steps == 2 and len(speed.runs) == 1
 
 

@@ -77,7 +77,7 @@ def test_without_the_option_there_is_no_log(train_digits):
 
 def test_a_measurement_obeys_the_rules(tmp_path):
     config = digits_config(tmp_path / "run", mlperf_logging=True)
-    train.bench_train(config, SilentConsole(), train.StepRate(1, 2, 2))
+    train.bench_train(config, SilentConsole(), train.BenchPlan(1, 2, 2))
     check(read(tmp_path / "run"))
 
 

@@ -14,7 +14,7 @@ from convolve import device
 
 device.prepare()
 
-from convolve.bench.train import BenchRun, BenchPlan, measure_matmul  # noqa: E402
+from convolve.bench.train import BenchPlan, BenchRun, measure_matmul  # noqa: E402
 from convolve.cli.command import Parser, add_config_flags, read_config  # noqa: E402
 from convolve.compat.options import translate  # noqa: E402
 from convolve.distributed.collectives import SingleProcess  # noqa: E402
@@ -24,7 +24,7 @@ from turns import Turn, serve, timed  # noqa: E402
 
 def main() -> None:
     steps, words = int(sys.argv[1]), sys.argv[2:]
-    parser = Parser(prog="ours.py")
+    parser = Parser("train", "Train a config in turns.")
     add_config_flags(parser)
     config = read_config(parser.parse(translate(words)))
     with tempfile.TemporaryDirectory() as folder:

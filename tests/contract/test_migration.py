@@ -91,7 +91,7 @@ def reduced(words):
     if verb not in ("train", "bench"):
         return ["convolve", verb, *without_data_dir(rest)]
     part, rest = (rest[:1], rest[1:]) if verb == "bench" else ([], rest)
-    parser = Parser(prog=f"convolve {verb}")
+    parser = Parser(verb, "Reduced.")
     add_config_flags(parser)
     small = reduce_size(read_config(parser.parse(translate(rest))))
     if part == ["infer"]:

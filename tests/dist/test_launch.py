@@ -212,7 +212,7 @@ def test_a_job_on_one_host_stops_on_a_signal_with_a_checkpoint(tmp_path):
     os.kill(job.command.pid, signal.SIGTERM)
     code, output = job.finish()
     assert code == 143, output
-    assert "stopped by SIGTERM" in output and "starting again" not in output
+    assert "Interrupted by SIGTERM" in output and "starting again" not in output
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 

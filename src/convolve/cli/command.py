@@ -71,7 +71,7 @@ def _metavar(kind: Any) -> str:
 
 def _help(info: FieldInfo) -> str:
     text, default = (info.description or "").replace("%", "%%"), format_value(info.get_default())
-    return f"{text} [{default}]" if default else text
+    return f"{text} [{default}]" if default and not text.endswith("]") else text
 
 
 def _own_help(family: Family, name: str, info: FieldInfo) -> str:

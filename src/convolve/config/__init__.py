@@ -1,4 +1,4 @@
-"""What the user can say: the typed schema, named configs, and the checks that join fields. Imports no torch."""
+"""Options of a run: typed schema, named configs and rules across options. Does not import torch."""
 
 from convolve.config.schema import Config, DataConfig, LogConfig, ModelConfig, RunConfig
 from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig

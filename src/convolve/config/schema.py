@@ -1,7 +1,8 @@
-"""Every knob of convolve, declared once: its name, type, range, default and meaning.
+"""Every option of convolve, declared once: name, type, range, default and help.
 
-Fields live in sections, and a room gets its own section only. Names are unique over all sections, so that one flat name
-serves the command line (`--batch-size`), a config file (`batch-size:`) and an error message alike.
+Options are grouped in sections, and each package receives only its section. Names are unique over all sections, so one
+flat name serves the command line (`--batch-size`), config files (`batch-size:`) and messages. The help of an option
+whose default is None ends with the effective default in brackets; other defaults are appended from the field.
 """
 
 from collections.abc import Iterator
@@ -16,153 +17,170 @@ from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfi
 
 
 class ModelConfig(Section):
-    """The network."""
+    """The model."""
 
-    title = "model"
-
-    model: str = Field("lenet5", description="network to train; `convolve describe` lists them")
+    model: str = Field("lenet5", description="model to train; list them: `convolve describe`")
     model_size: str | None = Field(
-        None, coerce_numbers_to_str=True, description="size within a family, as in --model resnet --model-size 50"
+        None, coerce_numbers_to_str=True, description="size within a family, such as 50 with --model resnet"
     )
     norm_type: Literal["batch", "group", "layer", "none"] | None = Field(None, description="kind of normalization")
     groups: int | None = Field(None, ge=1, description="groups of group norm")
-    bn_decay: float | None = Field(None, ge=0, lt=1, description="share of the old batch-norm statistics kept per pass")
-    norm_epsilon: float | None = Field(None, gt=0, description="epsilon inside the root of the norms")
-    last_gamma_zero: bool | None = Field(None, description="residual branches begin at zero: last norm's gamma is 0")
-    stride_in_1x1: bool | None = Field(None, description="bottlenecks stride in the first 1x1 (v1), not the 3x3 (v1.5)")
-    stage1_projection: bool | None = Field(None, description="projection in the first block of stage 1 too")
+    bn_decay: float | None = Field(
+        None, ge=0, lt=1, description="fraction of the running batch-norm statistics kept per pass"
+    )
+    norm_epsilon: float | None = Field(None, gt=0, description="epsilon added to the variance in norms")
+    last_gamma_zero: bool | None = Field(
+        None, description="start residual branches at zero: gamma of the last norm is 0"
+    )
+    stride_in_1x1: bool | None = Field(
+        None, description="stride in the first 1x1 of a bottleneck (v1), not in its 3x3 (v1.5)"
+    )
+    stage1_projection: bool | None = Field(None, description="use a projection in the first block of stage 1 too")
     convolution_groups: int | None = Field(None, ge=1, description="resnext: groups of the 3x3 convolutions")
     group_dim: int | None = Field(None, ge=1, description="channels in each group of a grouped convolution")
     widenet: bool | None = Field(None, description="resnext on small images: four times as wide")
-    expand_ratio: int | None = Field(None, ge=1, description="efficientnet: widening inside a block")
+    expand_ratio: int | None = Field(None, ge=1, description="efficientnet: expansion of the width inside a block")
     se: bool | None = Field(None, description="efficientnet: squeeze and excitation")
-    depth_divisor: int | None = Field(None, ge=1, description="efficientnet: widths are multiples of this")
-    top_width: int | None = Field(None, ge=0, description="width of the last 1x1 layer; 0 leaves it out (efficientnet)")
+    depth_divisor: int | None = Field(None, ge=1, description="efficientnet: round widths to multiples of this")
+    top_width: int | None = Field(None, ge=0, description="width of the last 1x1 layer; 0 omits it (efficientnet)")
     width_coefficient: float | None = Field(None, gt=0, description="efficientnet: factor on widths")
     depth_coefficient: float | None = Field(None, gt=0, description="efficientnet: factor on repeats")
     use_relu: bool | None = Field(None, description="efficientnet: ReLU instead of swish")
-    dropout_rate: float | None = Field(None, ge=0, lt=1, description="share dropped before the classifier")
-    block_survival_prob: float | None = Field(None, gt=0, le=1, description="stochastic depth: last block's survival")
+    dropout_rate: float | None = Field(None, ge=0, lt=1, description="dropout probability before the classifier")
+    block_survival_prob: float | None = Field(
+        None, gt=0, le=1, description="stochastic depth: survival probability of the last block"
+    )
     proxy_norm: bool | None = Field(None, description="efficientnet: normalize activations by a Gaussian proxy")
     proxy_epsilon: float | None = Field(None, gt=0, description="epsilon of the proxy's variance")
     init_path: Path | None = Field(
-        None, description="safetensors file or checkpoint to take initial weights from (also torchvision's, timm's)"
+        None, description="safetensors file or checkpoint with initial weights (also torchvision's and timm's)"
     )
-    variable_filter: tuple[str, ...] = Field((), description="train only parameters whose name has one of these in it")
-    freeze_until: str | None = Field(None, description="block from which on the network is trained; those before stay")
+    variable_filter: tuple[str, ...] = Field(
+        (), description="train only parameters whose name contains one of these [all]"
+    )
+    freeze_until: str | None = Field(None, description="freeze all blocks before this one")
 
 
 class DataConfig(Section):
-    """Where images come from and how they enter the network."""
-
-    title = "data"
+    """Source of the images, augmentation and loading."""
 
     dataset: str | None = Field(
-        None, description="data set name, see `convolve data list`; unset: MNIST, or the built-in digits without it"
+        None,
+        description="data set; list them: `convolve data list` [MNIST, or the built-in digits if it is unavailable]",
     )
-    data_dir: Path | None = Field(None, description="folder with the data; unset: $DATA_DIR, then the cache")
-    download: bool = Field(True, description="fetch a known data set that is not there yet")
-    generated_data: bool = Field(False, description="random images made once on the host, for speed measurements")
-    synthetic_data: bool = Field(False, description="random images that live on the device, no host input at all")
+    data_dir: Path | None = Field(None, description="folder with the data [$DATA_DIR, then the cache]")
+    download: bool = Field(True, description="download a known data set if it is missing")
+    generated_data: bool = Field(
+        False, description="train on random images generated once on the host, to measure speed"
+    )
+    synthetic_data: bool = Field(False, description="train on random images on the device, without any host input")
     normalization: Literal["unit", "symmetric", "standard", "imagenet", "imagenet-mean"] = Field(
         "unit",
-        description="pixels become [0, 1], [-1, 1], mean 0 and deviation 1 over the training set, the same with "
-        "ImageNet's figures, or only ImageNet's mean is taken away",
+        description="scale pixels to [0, 1], to [-1, 1], to mean 0 and standard deviation 1 of the training set or of "
+        "ImageNet, or subtract only ImageNet's mean",
     )
-    hostside_norm: bool = Field(False, description="normalize on the host and move floats; off: move bytes")
-    hold_out: int = Field(0, ge=0, description="number of first training images that are kept out of training")
-    dataset_percentage_to_use: float = Field(100.0, gt=0, le=100, description="share of the training images to use")
+    hostside_norm: bool = Field(
+        False, description="normalize on the host and copy floats to the device, instead of bytes"
+    )
+    hold_out: int = Field(0, ge=0, description="number of training images, from the start, to exclude from training")
+    dataset_percentage_to_use: float = Field(
+        100.0, gt=0, le=100, description="percentage of the training images to use"
+    )
     image_size: int | None = Field(
-        None, ge=1, le=4096, description="side of the network's input; unset: the images' own, or the network's"
+        None, ge=1, le=4096, description="side of the model's input in pixels [that of the images, or of the model]"
     )
     augment: Literal["auto", "none", "flip", "pad-crop", "pad-crop-flip", "resized-crop-flip"] = Field(
-        "auto", description="what happens to training images; auto: what is usual for the data set"
+        "auto", description="augmentation of training images; auto: the usual one for the data set"
     )
-    train_with_valid_preprocessing: bool = Field(False, description="train on images prepared as in validation")
+    train_with_valid_preprocessing: bool = Field(False, description="preprocess training images as in validation")
     flip: Literal["random", "alternating"] = Field(
-        "random", description="mirror images by a coin, or each one in every second epoch"
+        "random", description="flip images at random, or each one in every second epoch"
     )
-    crop_padding: int = Field(4, ge=1, description="pad-crop, pad-crop-flip: margin in pixels")
+    crop_padding: int = Field(4, ge=1, description="pad-crop, pad-crop-flip: padding in pixels")
     padding_mode: Literal["mean", "black", "reflect"] = Field(
-        "mean", description="pad-crop, pad-crop-flip: what the margin shows"
+        "mean", description="pad-crop, pad-crop-flip: contents of the padding"
     )
-    crop_area: tuple[float, float] = Field((0.08, 1.0), description="resized-crop-flip: range of the share of the area")
-    crop_aspect: tuple[float, float] = Field((0.75, 4 / 3), description="resized-crop-flip: range of width to height")
-    cutout: int = Field(0, ge=0, description="side of a square that is cut out of every training image")
+    crop_area: tuple[float, float] = Field(
+        (0.08, 1.0), description="resized-crop-flip: range of the area as a fraction"
+    )
+    crop_aspect: tuple[float, float] = Field((0.75, 4 / 3), description="resized-crop-flip: range of width / height")
+    cutout: int = Field(
+        0, ge=0, description="cutout: side of the square removed from every training image, in pixels; 0: off"
+    )
     erase_probability: float = Field(0.0, ge=0, le=1, description="probability of erasing a random rectangle")
     color_jitter: tuple[float, float, float] = Field(
-        (0.0, 0.0, 0.0), description="strength of random changes to brightness, contrast, saturation"
+        (0.0, 0.0, 0.0), description="max random change of brightness, contrast and saturation"
     )
     randaugment_layers: int = Field(0, ge=0, le=8, description="RandAugment: operations on each image")
     randaugment_magnitude: float = Field(9.0, ge=0, le=30, description="RandAugment: strength of each operation")
     mixup_alpha: float = Field(0.0, ge=0, description="mixup: both parameters of the beta distribution; 0: off")
-    cutmix_lambda: float = Field(1.0, ge=0, le=1, description="cutmix: mean share kept of the base image; 1: off")
+    cutmix_lambda: float = Field(1.0, ge=0, le=1, description="cutmix: mean fraction kept of the base image; 1: off")
     cutmix_version: Literal["1", "2"] = Field(
-        "1", coerce_numbers_to_str=True, description="cutmix-lambda is the mean of a random share (1), or constant (2)"
+        "1",
+        coerce_numbers_to_str=True,
+        description="cutmix: --cutmix-lambda is the mean of a random fraction (1) or constant (2)",
     )
-    cutmix_lambda_low: float = Field(0.0, ge=0, le=1, description="uniform cutmix: least share kept; 0 and 0: off")
-    cutmix_lambda_high: float = Field(0.0, ge=0, le=1, description="uniform cutmix: largest share kept")
-    cutmix_disable_prob: float = Field(0.0, ge=0, le=1, description="uniform cutmix: share of steps without it")
+    cutmix_lambda_low: float = Field(0.0, ge=0, le=1, description="uniform cutmix: min fraction kept; 0 and 0: off")
+    cutmix_lambda_high: float = Field(0.0, ge=0, le=1, description="uniform cutmix: max fraction kept")
+    cutmix_disable_prob: float = Field(0.0, ge=0, le=1, description="uniform cutmix: fraction of steps without it")
     workers: int | None = Field(
-        None, ge=0, le=256, description="threads that decode pictures; never changes results; unset: one per CPU thread"
+        None, ge=0, le=256, description="threads that decode images; do not change results [one per CPU thread]"
     )
-    dataset_cache: bool = Field(True, description="keep decoded pictures in memory while they fit")
-    cache_memory: float = Field(2.0, ge=0, description="memory for decoded pictures in GB")
+    dataset_cache: bool = Field(True, description="keep decoded images in memory while they fit")
+    cache_memory: float = Field(2.0, ge=0, description="memory for decoded images in GB")
     bad_samples: Literal["error", "skip"] = Field(
-        "error", description="a picture that cannot be read: stop and name it, or leave it out and list it"
+        "error", description="on an unreadable image: stop with an error, or skip and log it"
     )
-    bad_samples_limit: float = Field(0.001, ge=0, le=1, description="largest share of a split that may be left out")
+    bad_samples_limit: float = Field(0.001, ge=0, le=1, description="max fraction of a split that may be skipped")
 
 
 class RunConfig(Section):
-    """The run as a whole: seed, device, folder, checkpoints, validation."""
+    """Seed, device, run folder, checkpoints and validation."""
 
-    title = "run"
-
-    seed: int = Field(0, ge=0, lt=2**63, description="key of every random choice")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
     device: str = Field("auto", description="auto, cpu, cuda, mps, xpu or npu, with an index if needed (cuda:1)")
-    threads: int | None = Field(None, ge=1, description="CPU threads; unset: as many as the process may use")
+    threads: int | None = Field(None, ge=1, description="CPU threads [all that the process may use]")
     kernels: Literal["auto", "torch"] = Field(
-        "auto", description="auto: layers in native code where there are some for this machine; torch: PyTorch's only"
+        "auto", description="auto: use native kernels if this machine supports them; torch: only PyTorch's"
     )
-    run_dir: Path | None = Field(None, description="exact folder of the run")
-    log_dir: Path = Field(Path("runs"), description="parent of run folders")
-    name_suffix: str | None = Field(None, description="appended to the name of the run folder")
+    run_dir: Path | None = Field(None, description="run folder [a new one in --log-dir]")
+    log_dir: Path = Field(Path("runs"), description="parent folder of run folders")
+    name_suffix: str | None = Field(None, description="suffix of the run folder's name")
     checkpoints: bool = Field(True, description="save checkpoints")
     ckpts_per_epoch: int = Field(1, ge=0, description="checkpoints in each epoch; 0: only the last one")
-    epochs_per_ckpt: int | None = Field(None, ge=1, description="epochs between checkpoints; instead of the above")
+    epochs_per_ckpt: int | None = Field(
+        None, ge=1, description="epochs between checkpoints; replaces --ckpts-per-epoch"
+    )
     keep_checkpoints: int | None = Field(
-        None, ge=1, description="newest checkpoints that are kept, besides the best one; unset: all"
+        None, ge=1, description="number of newest checkpoints to keep, besides the best one [all]"
     )
     validation_mode: Literal["during", "after", "none"] = Field(
-        "during", description="validate while training, every checkpoint after it, or never"
+        "during", description="validate during training, all checkpoints after it, or never"
     )
     validation_views: Literal[1, 2, 6] = Field(
-        1, description="views of each test image: 2 adds its mirror image, 6 also both moved by one pixel either way"
+        1, description="views of each test image: 2 adds the flipped image, 6 also both shifted by one pixel either way"
     )
-    validation_frequency: float = Field(1.0, gt=0, description="epochs between validations while training")
+    validation_frequency: float = Field(1.0, gt=0, description="epochs between validations during training")
 
 
 class LogConfig(Section):
-    """What is written down, where, and how often."""
-
-    title = "log"
+    """Log files, metrics, reports and logging services."""
 
     logs_per_epoch: int = Field(16, ge=1, description="log points in each epoch")
-    log_freq: int | None = Field(None, ge=1, description="steps between log points; instead of the above")
+    log_freq: int | None = Field(None, ge=1, description="steps between log points; replaces --logs-per-epoch")
     logs: bool = Field(True, description="write log files into the run folder")
-    metrics: bool = Field(True, description="count loss and accuracy while training")
+    metrics: bool = Field(True, description="compute loss and accuracy during training")
     curves: bool = Field(True, description="draw curves.png at the end")
     report: bool = Field(True, description="write report.html at the end")
-    mlperf_logging: bool = Field(False, description="write MLPerf's log into the run folder as result_SEED.txt")
-    draw_graph: bool = Field(False, description="draw the network into the run folder as model.svg")
+    mlperf_logging: bool = Field(False, description="write an MLPerf log, result_SEED.txt, into the run folder")
+    draw_graph: bool = Field(False, description="draw the model into the run folder as model.svg")
     tensorboard: bool = Field(False, description="write TensorBoard events (extra `logs`)")
     wandb: bool = Field(False, description="send metrics to Weights & Biases (extra `logs`)")
-    wandb_project: str = Field("convolve", description="project at Weights & Biases")
+    wandb_project: str = Field("convolve", description="project name at Weights & Biases")
 
 
 class Config(BaseModel):
-    """One training, said completely."""
+    """All options of one run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -182,7 +200,7 @@ class Config(BaseModel):
         return self.optim.batch_size * self.optim.gradient_accumulation_count * self.parallel.replicas
 
     def settled_optim(self) -> OptimConfig:
-        """The optim section with what depends on the global batch worked out: peak rate and rmsprop decay."""
+        """Return the optim section with the learning rate and rmsprop decay computed from the global batch size."""
         optim, settled = self.optim, dict[str, float]()
         if optim.base_learning_rate_exponent is not None:
             settled["learning_rate"] = 2**optim.base_learning_rate_exponent * self.global_batch_size
@@ -198,7 +216,7 @@ class Config(BaseModel):
         return replace_options(self, options)
 
     def values(self) -> dict[str, Any]:
-        """All knobs by their flat names, in plain YAML types."""
+        """Return all options by flat name, in plain YAML types."""
         return {
             field: value
             for section in SECTIONS
@@ -219,7 +237,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 def fields() -> Iterator[tuple[str, str, FieldInfo]]:
-    """Every knob as (section, name, field), in the order of this file."""
+    """Yield every option as (section, name, field), in order of declaration."""
     for section, kind in SECTIONS.items():
         for name, field in kind.model_fields.items():
             yield section, name, field

@@ -1,19 +1,17 @@
-"""What a group of knobs is."""
+"""Base class of the option sections."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 
-def normalize_choice(others: Mapping[str, str], value: Any) -> Any:
-    """Names are written in small letters with dashes; those that other systems have for the same thing are known."""
-    return others.get(value, value.lower().replace("_", "-")) if isinstance(value, str) else value
+def normalize_choice(aliases: Mapping[str, str], value: Any) -> Any:
+    """Return a choice in lower case with dashes, with names of other systems replaced."""
+    return aliases.get(value, value.lower().replace("_", "-")) if isinstance(value, str) else value
 
 
 class Section(BaseModel):
-    """A group of knobs; unknown names are errors and values cannot change."""
+    """Group of options; unknown names are errors and values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
-
-    title: ClassVar[str]

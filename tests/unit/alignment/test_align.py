@@ -78,7 +78,7 @@ def test_without_stochastic_rounding_a_small_rate_stalls_and_align_says_so(stall
     falls = [one.curve[0][1] - one.curve[-1][1] for one in stalled.candidates]
     assert falls[1] == pytest.approx(falls[0], rel=0.15)
     assert falls[2] < 0.75 * falls[0]
-    assert "16.16:nearest stalls: " in stalled.verdict and "16.16 stalls" not in stalled.verdict
+    assert "16.16:nearest stalls: " in stalled.conclusion and "16.16 stalls" not in stalled.conclusion
 
 
 def test_align_names_the_first_parting_and_every_layer(stalled):
@@ -93,7 +93,7 @@ def test_align_names_the_first_parting_and_every_layer(stalled):
 
 def test_the_report_is_written_as_json_and_as_a_page_of_its_own(stalled):
     content = json.loads((stalled.folder / "align.json").read_text())
-    assert content["verdict"] == stalled.verdict and len(content["candidates"]) == 3
+    assert content["verdict"] == stalled.conclusion and len(content["candidates"]) == 3
     page = stalled.page.read_text()
     assert "<svg" in page and "conv1/backward" in page
     assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page

@@ -97,7 +97,7 @@ def test_a_wrong_variant_is_no_result(monkeypatch):
         (["--variants", "onnxx"], "no such variant; did you mean onnx"),
         (["--batch-sizes", "0"], "must be 1 or more"),
         (["--precision", "16.16"], "measures fp32"),
-        (["somewhere", "--model", "lenet5"], "was trained with its own"),
+        (["somewhere", "--model", "lenet5"], "already set by somewhere; omit it"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(words, reason):
@@ -110,5 +110,5 @@ def test_bench_names_its_parts(capsys):
         dispatch(["bench", "--help"])
     assert ended.value.code == 0
     assert {"data", "infer"} <= set(capsys.readouterr().out.split())
-    with pytest.raises(ConfigError, match="bench inferr: no such part; did you mean infer"):
+    with pytest.raises(ConfigError, match="bench: unknown part .inferr.; did you mean infer"):
         dispatch(["bench", "inferr"])

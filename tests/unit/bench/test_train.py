@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convolve.bench import train
-from convolve.bench.train import BenchRun, BenchPlan, compare_speeds, measure_matmul
+from convolve.bench.train import BenchPlan, BenchRun, compare_speeds, measure_matmul
 from convolve.cli.main import dispatch
 from convolve.config.loading import resolve
 from convolve.distributed.collectives import SingleProcess
@@ -181,15 +181,15 @@ def test_the_matmul_rate_follows_the_threads():
         (["--warmup", "-1"], "--warmup -1: must be 0 or more"),
         (["--repeats", "0"], "--repeats 0: must be 1 or more"),
         (["--run-steps", "0"], "--run-steps 0: must be 1 or more"),
-        (["--compare-with", "batch-size"], "--compare-with batch-size: write OPTION=VALUE"),
+        (["--compare-with", "batch-size"], "--compare-with batch-size: must be OPTION=VALUE"),
         (["--compare-with", "batchsize=3"], "unknown option 'batchsize'"),
         (["--compare", "lenet-digit"], "lenet-digits"),
-        (["--compare", "lenet-mnist", "--replicas", "2"], "leave out --replicas and --shards"),
-        (["--compare", "lenet-mnist", "--profile"], "--profile: looks at one config alone"),
-        (["--compare", "lenet-mnist", "--mlperf-logging"], "--mlperf-logging: is the log of one training"),
+        (["--compare", "lenet-mnist", "--replicas", "2"], "omit --replicas and --shards"),
+        (["--compare", "lenet-mnist", "--profile"], "--profile: profiles one config"),
+        (["--compare", "lenet-mnist", "--mlperf-logging"], "--mlperf-logging: logs one run"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_measured(words, message):
+def test_a_mistake_is_reported_before_anything_is_measured(words, message):
     with pytest.raises(ConfigError) as error:
         dispatch(["bench", "train", "--config", "lenet-digits", *words])
     assert message in str(error.value)

@@ -87,12 +87,12 @@ def test_a_dry_run_prints_commands_and_a_batch_script(capsys, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--hosts", "a"], "give the training after two dashes"),
-        (["--hosts", "a", "--", "serve"], "give the training after two dashes"),
+        (["--hosts", "a"], "write it after `--`"),
+        (["--hosts", "a", "--", "serve"], "write it after `--`"),
         (["--hosts", ",", "--", "train"], "name at least one host"),
-        (["--env", "X", "--", *TRAIN, "--run-dir", "r"], "env=X: must be NAME=VALUE"),
+        (["--env", "X", "--", *TRAIN, "--run-dir", "r"], "--env X: must be NAME=VALUE"),
         (["--hosts", "a,b", "--num-replicas", "3", "--", *TRAIN, "--run-dir", "r"], "num-instances=2 for 3 processes"),
-        (["--", "train", "--confg", "x"], "--confg: convolve train does not take it"),
+        (["--", "train", "--confg", "x"], "convolve train: unknown option --confg"),
     ],
 )
 def test_a_mistake_is_found_before_any_host_is_asked(words, message, tmp_path, monkeypatch):

@@ -52,28 +52,28 @@ def exported(run_folder, tmp_path_factory):
     return write
 
 
-def train_a_few_steps(network):
+def train_a_few_steps(model):
     """Train on noise so weights and batch-norm statistics leave their initial values."""
-    optimizer = torch.optim.SGD(network.parameters(), 0.01)
-    network.train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model.train()
     for step in range(5):
         generator = torch.Generator().manual_seed(step)
-        images = torch.rand(16, *network.input_shape, generator=generator)
+        images = torch.rand(16, *model.input_shape, generator=generator)
         labels = torch.randint(10, (16,), generator=generator)
         optimizer.zero_grad()
         with rng.at(seed=0, step=step, first=0):
-            torch.nn.functional.cross_entropy(network(images), labels).backward()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-        settle(network)
+        settle(model)
 
 
 def model_and_metadata(name):
     shape = (1, 28, 28) if name.startswith(("lenet", "cnn")) else (3, 32, 32)
     transform = Transform(shape[1], shape[2], (0.4,) * shape[0], (0.3,) * shape[0])
-    network = registry.build(name, classes=10, input_shape=shape, seed=1, options=ModelConfig(model=name))
-    train_a_few_steps(network)
-    network.eval()
-    return network, ModelMetadata(name, tuple("0123456789"), transform, "digit" if shape[0] == 1 else "photo", 5, "x")
+    model = registry.build(name, classes=10, input_shape=shape, seed=1, options=ModelConfig(model=name))
+    train_a_few_steps(model)
+    model.eval()
+    return model, ModelMetadata(name, tuple("0123456789"), transform, "digit" if shape[0] == 1 else "photo", 5, "x")
 
 
 @needs_onnx
@@ -82,17 +82,17 @@ def model_and_metadata(name):
 def test_an_export_equals_its_model(name, form, tmp_path):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
-    network, metadata = model_and_metadata(name)
+    model, metadata = model_and_metadata(name)
     path = tmp_path / f"model{FORMATS[form].suffix}"
-    write_export(form, ExportModule(fold_batch_norms(network), metadata.transform), metadata, path)
+    write_export(form, ExportModule(fold_batch_norms(model), metadata.transform), metadata, path)
     predictor, stored = open_export(form, path)
     assert stored == metadata
-    norms = [module for module in network.modules() if isinstance(module, BatchNorm2d)]
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
     assert all(norm.running_mean.abs().max() > 0 and norm.running_var.min() != 1 for norm in norms)
 
     def reference(pixels):
         with torch.inference_mode():
-            return network(metadata.transform(torch.from_numpy(pixels))).numpy()
+            return model(metadata.transform(torch.from_numpy(pixels))).numpy()
 
     channels, height, width = metadata.transform.shape
     result = compare(predictor, reference, sample_pixels(height, width, channels))

@@ -24,12 +24,12 @@ from typing import Protocol
 class Progress(Protocol):
     """Hears how far long work has come; the renderer decides what to show."""
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
+    def __call__(self, task: str, done: int, total: int | None, /) -> None:
         """Report that `done` of `total` units are finished (`None`: the total is unknown)."""
         ...
 
 
-def ignore_progress(what: str, done: int, total: int | None) -> None:
+def ignore_progress(task: str, done: int, total: int | None) -> None:
     """The null object of `Progress`."""
 
 

@@ -278,7 +278,7 @@ def _open_log(training: Session) -> LoggerGroup:
     config = training.config
     if not (config.log.mlperf_logging and training.team.is_rank_zero):
         return LoggerGroup([])
-    return LoggerGroup([MlperfLogger(create_run_dir(config.run, config.name) / mlperf_name(config.run.seed))])
+    return LoggerGroup([MlperfLogger.open(create_run_dir(config.run, config.name) / mlperf_name(config.run.seed))])
 
 
 def _validate(training: Session) -> ValidationRecord:

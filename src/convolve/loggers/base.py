@@ -1,16 +1,4 @@
-"""What is measured at a log point and at a validation, and what a run is to those who write it down.
-
-Records in words and in JSON, the same wherever they are shown.
-
-Who writes a run down: a protocol, the fan-out to many writers, and the three that write plain files.
-
-What the application says while it works; the command line renders it, a program may ignore it.
-
-Writers that speak to other tools: TensorBoard and Weights & Biases, both behind the extra `logs`.
-
-They are imported when a writer is made, so that a missing extra is told before training starts and nobody else waits
-for them. Most events stay in events.jsonl: neither tool has a place for them.
-"""
+"""Records of a run, their text and JSON forms, and the interfaces `Logger` and `Console`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,10 +13,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class TrainRecord:
-    """One log point of training; means are over the steps since the log point before.
+    """One log point of training; means are over the steps since the previous log point.
 
-    `accuracy` and `data_wait_share` are shares of 1. With metrics switched off `loss` and `accuracy` are None.
-    `total_seconds` counts from the start of training, over all restores.
+    `accuracy` and `data_wait_share` are in [0, 1]. `loss` and `accuracy` are None if metrics are disabled.
+    `total_seconds` is the training time since the start of the run, over all restores.
     """
 
     step: int
@@ -45,7 +33,7 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """One validation; `checkpoint` is the name of its folder, `accuracy` a share of 1, `samples` the images counted."""
+    """One validation of `samples` images; `checkpoint` is the name of its folder, `accuracy` is in [0, 1]."""
 
     checkpoint: str
     step: int
@@ -59,13 +47,13 @@ class ValidationRecord:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What the writers are told when a run starts or goes on.
+    """Description of a run that starts or resumes.
 
     Args:
-        config: every knob by its flat name, in plain types.
-        facts: what else is worth a line at the top, such as network, parameters, device.
-        restored_step: the step of the checkpoint that the run goes on from; None for a new run.
-        setup_seconds: from the beginning of the preparations to now.
+        config: every option by its flat name, in plain types.
+        facts: further details for the first log line, such as model, parameters, device.
+        restored_step: step of the restored checkpoint; None for a new run.
+        setup_seconds: time from the start of the setup until now.
     """
 
     name: str
@@ -77,7 +65,7 @@ class RunInfo:
 
 
 def format_train(record: TrainRecord) -> str:
-    """A log point as one line of text."""
+    """Return a log point as one line of text."""
     parts = [f"step {record.step}", f"epoch {record.epoch:.2f}"]
     if record.loss is not None:
         parts.append(f"loss {record.loss:.4f}")
@@ -93,7 +81,7 @@ def format_train(record: TrainRecord) -> str:
 
 
 def format_validation(record: ValidationRecord) -> str:
-    """A validation as one line of text."""
+    """Return a validation as one line of text."""
     return (
         f"validation of {record.checkpoint}, epoch {record.epoch:.2f}, loss {record.loss:.4f}, "
         f"accuracy {record.accuracy:.2%} of {record.samples:,} images, "
@@ -101,13 +89,19 @@ def format_validation(record: ValidationRecord) -> str:
     )
 
 
-def format_event(kind: str, facts: Mapping[str, Any]) -> str:
-    """An event as one line of text."""
-    return ", ".join([kind, *(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())])
+def format_event(kind: str, details: Mapping[str, Any]) -> str:
+    """Return an event as one line of text."""
+    return ", ".join([kind, *(f"{name.replace('_', ' ')} {value}" for name, value in details.items())])
+
+
+def scalars(record: TrainRecord | ValidationRecord) -> dict[str, float]:
+    """Return the numbers of a record that can be plotted over the step."""
+    skipped = {"step", "checkpoint"}
+    return {name: value for name, value in asdict(record).items() if name not in skipped and value is not None}
 
 
 def to_json(value: Any) -> Any:
-    """A value in the types that every JSON reader takes: numbers that are not finite become null, paths text."""
+    """Convert a value to standard JSON types: non-finite numbers become null, paths strings."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):
@@ -122,60 +116,61 @@ def to_json(value: Any) -> Any:
 
 
 def timestamp() -> str:
-    """Now, in UTC, as ISO 8601 with milliseconds."""
+    """Return the current time in UTC as ISO 8601 with milliseconds."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 class Logger(Protocol):
-    """Something that a run tells what happens."""
+    """Interface of a run logger; subclasses inherit methods that do nothing."""
 
     def start(self, run: RunInfo) -> None:
-        """A run starts, or goes on from a checkpoint."""
+        """Log that a run starts or resumes."""
+        return
 
     def train(self, record: TrainRecord) -> None:
-        """A log point of training was reached."""
+        """Log a log point of training."""
+        return
 
     def valid(self, record: ValidationRecord) -> None:
-        """A validation is done."""
+        """Log a validation."""
+        return
 
-    def event(self, kind: str, **facts: object) -> None:
-        """Anything else happened, such as a save; `kind` and `time` are not names of facts."""
+    def event(self, kind: str, **details: object) -> None:
+        """Log any other event, such as a save; `kind` and `time` are reserved names."""
+        return
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Flush and close; nothing is logged afterwards."""
+        return
 
 
-class LoggerGroup:
-    """Many writers as one; with none of them it is what a run without logs has. Closes them as a context manager."""
+class LoggerGroup(Logger):
+    """Forwards to several loggers, or to none; closes them as a context manager."""
 
-    def __init__(self, writers: Sequence[Logger]) -> None:
-        self._writers = tuple(writers)
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self._loggers = tuple(loggers)
 
     def start(self, run: RunInfo) -> None:
-        """Tell all writers that a run starts."""
-        for writer in self._writers:
-            writer.start(run)
+        for logger in self._loggers:
+            logger.start(run)
 
     def train(self, record: TrainRecord) -> None:
-        """Tell all writers of a log point."""
-        for writer in self._writers:
-            writer.train(record)
+        for logger in self._loggers:
+            logger.train(record)
 
     def valid(self, record: ValidationRecord) -> None:
-        """Tell all writers of a validation."""
-        for writer in self._writers:
-            writer.valid(record)
+        for logger in self._loggers:
+            logger.valid(record)
 
-    def event(self, kind: str, **facts: object) -> None:
-        """Tell all writers of an event."""
-        for writer in self._writers:
-            writer.event(kind, **facts)
+    def event(self, kind: str, **details: object) -> None:
+        for logger in self._loggers:
+            logger.event(kind, **details)
 
     def close(self) -> None:
-        """Close all writers, also when one of them fails."""
+        """Close all loggers even if one of them fails."""
         with ExitStack() as stack:
-            for writer in self._writers:
-                stack.callback(writer.close)
+            for logger in self._loggers:
+                stack.callback(logger.close)
 
     def __enter__(self) -> "LoggerGroup":
         return self
@@ -186,57 +181,17 @@ class LoggerGroup:
         self.close()
 
 
-class Console(Protocol):
-    """A writer of records that can also say a line and show progress."""
+class Console(Logger, Protocol):
+    """Interface of the output for the user: a logger that also prints lines and progress."""
 
     def info(self, line: str) -> None:
-        """One line for the user."""
+        """Print one line."""
+        return
 
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        """How far a piece of work is; `total` is None where nobody knows."""
-
-    def start(self, run: RunInfo) -> None:
-        """A run begins."""
-
-    def train(self, record: TrainRecord) -> None:
-        """A log point of training."""
-
-    def valid(self, record: ValidationRecord) -> None:
-        """A validation."""
-
-    def event(self, kind: str, **facts: object) -> None:
-        """Anything else worth a line."""
-
-    def close(self) -> None:
-        """Nothing more comes."""
+    def progress(self, task: str, done: int, total: int | None, /) -> None:
+        """Show the progress of a task; `total` is None if it is unknown."""
+        return
 
 
-class SilentConsole:
-    """Says nothing."""
-
-    def info(self, line: str) -> None:
-        """Drop the line."""
-
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        """Drop the progress."""
-
-    def start(self, run: RunInfo) -> None:
-        """Drop the start."""
-
-    def train(self, record: TrainRecord) -> None:
-        """Drop the record."""
-
-    def valid(self, record: ValidationRecord) -> None:
-        """Drop the record."""
-
-    def event(self, kind: str, **facts: object) -> None:
-        """Drop the event."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def _figures(record: TrainRecord | ValidationRecord) -> dict[str, float]:
-    """The numbers of a record that make a curve over the step."""
-    skipped = {"step", "checkpoint"}
-    return {name: value for name, value in asdict(record).items() if name not in skipped and value is not None}
+class SilentConsole(Console):
+    """Prints nothing."""

@@ -1,6 +1,6 @@
-"""Who writes a run down: a protocol, the fan-out to many writers, and the three that write plain files.
+"""Loggers that write CSV, JSON Lines and text to the run folder; opening all loggers; reading the tables back.
 
-The tables of a run read back: to go on after a restore as if nothing had happened, and to see what is validated.
+A restored run truncates its tables to the restored step, so they read like those of an uninterrupted run.
 """
 
 import csv
@@ -31,117 +31,116 @@ from convolve.loggers.tensorboard import TensorBoardLogger
 from convolve.loggers.wandb import WandbLogger
 from convolve.run_files import EVENTS_FILE, LOG_FILE, TRAINING_FILE, VALIDATION_FILE, mlperf_name
 
+Points = list[tuple[float, float]]
 
-class CsvLogger:
-    """Log points in training.csv and validations in validation.csv; None is an empty cell."""
 
-    def __init__(self, folder: Path) -> None:
-        self._training = _open_table(folder / TRAINING_FILE, TrainRecord)
+class CsvLogger(Logger):
+    """Writes log points to training.csv and validations to validation.csv; None is an empty cell."""
+
+    def __init__(self, training: LineFile, validation: LineFile) -> None:
+        self._training = training
+        self._validation = validation
+
+    @classmethod
+    def open(cls, folder: Path) -> "CsvLogger":
+        """Open both tables of a run folder to append to them."""
+        training = _open_table(folder / TRAINING_FILE, TrainRecord)
         try:
-            self._validation = _open_table(folder / VALIDATION_FILE, ValidationRecord)
+            return cls(training, _open_table(folder / VALIDATION_FILE, ValidationRecord))
         except ConvolveError:
-            self._training.close()
+            training.close()
             raise
 
-    def start(self, run: RunInfo) -> None:
-        """Tables have nothing to say about a start."""
-
     def train(self, record: TrainRecord) -> None:
-        """Add a row to training.csv."""
         self._training.write(_row(astuple(record)))
 
     def valid(self, record: ValidationRecord) -> None:
-        """Add a row to validation.csv."""
         self._validation.write(_row(astuple(record)))
 
-    def event(self, kind: str, **facts: object) -> None:
-        """Tables have no place for events."""
-
     def close(self) -> None:
-        """Close both files."""
         self._training.close()
         self._validation.close()
 
 
-class JsonlLogger:
-    """Everything that happens in events.jsonl: one JSON object per line, with `kind` and `time` in each."""
+class JsonlLogger(Logger):
+    """Writes everything to events.jsonl: one JSON object per line, each with `kind` and `time`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = LineFile.open(folder / EVENTS_FILE)
+    def __init__(self, file: LineFile) -> None:
+        self._file = file
+
+    @classmethod
+    def open(cls, folder: Path) -> "JsonlLogger":
+        """Open events.jsonl of a run folder to append to it."""
+        return cls(LineFile.open(folder / EVENTS_FILE))
 
     def start(self, run: RunInfo) -> None:
-        """Write who starts, with the whole config."""
         self.event("start", **asdict(run))
 
     def train(self, record: TrainRecord) -> None:
-        """Write a log point with all its fields."""
         self.event("train", **asdict(record))
 
     def valid(self, record: ValidationRecord) -> None:
-        """Write a validation with all its fields."""
         self.event("valid", **asdict(record))
 
-    def event(self, kind: str, **facts: object) -> None:
-        """Write an event with its facts."""
-        self._file.write(encode_event(kind, **facts))
+    def event(self, kind: str, **details: object) -> None:
+        self._file.write(encode_event(kind, **details))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
-class TextLogger:
-    """Everything that happens in log.txt, as lines to read."""
+class TextLogger(Logger):
+    """Writes everything to log.txt as readable lines."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = LineFile.open(folder / LOG_FILE)
+    def __init__(self, file: LineFile) -> None:
+        self._file = file
+
+    @classmethod
+    def open(cls, folder: Path) -> "TextLogger":
+        """Open log.txt of a run folder to append to it."""
+        return cls(LineFile.open(folder / LOG_FILE))
 
     def start(self, run: RunInfo) -> None:
-        """Write which run it is and what is known about it."""
-        how = "starts" if run.restored_step is None else f"goes on from step {run.restored_step}"
-        self._say(format_event(f"run {run.name} {how}", run.facts))
+        how = "starts" if run.restored_step is None else f"resumes from step {run.restored_step}"
+        self._write(format_event(f"run {run.name} {how}", run.facts))
 
     def train(self, record: TrainRecord) -> None:
-        """Write a log point."""
-        self._say(format_train(record))
+        self._write(format_train(record))
 
     def valid(self, record: ValidationRecord) -> None:
-        """Write a validation."""
-        self._say(format_validation(record))
+        self._write(format_validation(record))
 
-    def event(self, kind: str, **facts: object) -> None:
-        """Write an event."""
-        self._say(format_event(kind, facts))
+    def event(self, kind: str, **details: object) -> None:
+        self._write(format_event(kind, details))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._file.write(f"{timestamp()}  {text}")
 
 
 def open_loggers(config: LogConfig, folder: Path, seed: int = 0) -> LoggerGroup:
-    """The writers that a config asks for, in this run folder; a missing extra is told before any file is made."""
-    opened: list[Logger] = []
+    """Open the loggers of a config in a run folder; a missing extra is an error before any file is created."""
+    loggers: list[Logger] = []
     try:
         if config.tensorboard:
-            opened.append(TensorBoardLogger(folder))
+            loggers.append(TensorBoardLogger(folder))
         if config.wandb:
-            opened.append(WandbLogger(folder, config.wandb_project))
+            loggers.append(WandbLogger(folder, config.wandb_project))
         for kind in (CsvLogger, JsonlLogger, TextLogger) if config.logs else ():
-            opened.append(kind(folder))
+            loggers.append(kind.open(folder))
         if config.mlperf_logging:
-            opened.append(MlperfLogger(folder / mlperf_name(seed)))
+            loggers.append(MlperfLogger.open(folder / mlperf_name(seed)))
     except ConvolveError:
-        LoggerGroup(opened).close()
+        LoggerGroup(loggers).close()
         raise
-    return LoggerGroup(opened)
+    return LoggerGroup(loggers)
 
 
-def encode_event(kind: str, **facts: object) -> str:
-    """One line of events.jsonl."""
-    return json.dumps({"kind": kind, "time": timestamp(), **to_json(facts)}, allow_nan=False)
+def encode_event(kind: str, **details: object) -> str:
+    """Return one line of events.jsonl."""
+    return json.dumps({"kind": kind, "time": timestamp(), **to_json(details)}, allow_nan=False)
 
 
 def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord]) -> LineFile:
@@ -151,10 +150,10 @@ def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord]) 
         file.write(header)
         return file
     with path.open(encoding="utf-8") as table:
-        found = table.readline().rstrip("\n")
-    if found != header:
+        columns = table.readline().rstrip("\n")
+    if columns != header:
         file.close()
-        raise ConvolveError(f"{path}: has the columns {found!r}, but {header!r} must follow; move the file away")
+        raise ConvolveError(f"{path}: has the columns {columns!r}, but must have {header!r}; move the file away")
     return file
 
 
@@ -164,14 +163,11 @@ def _row(cells: Sequence[object]) -> str:
     return text.getvalue()
 
 
-Points = list[tuple[float, float]]
-
-
 def truncate_after(folder: Path, step: int) -> None:
-    """Drop the rows after a restored step from training.csv and validation.csv, and note the restore in events.jsonl.
+    """Remove the rows after a restored step from training.csv and validation.csv; note the restore in events.jsonl.
 
-    Without it a run that is restored would write the steps between its last checkpoint and its end twice. events.jsonl
-    keeps everything, so that what happened can still be seen there. To be called before the writers are opened.
+    Otherwise a restored run would log the steps since its last checkpoint twice. events.jsonl keeps everything. Call
+    this before opening the loggers.
     """
     for name in (TRAINING_FILE, VALIDATION_FILE):
         _truncate_table(folder / name, step)
@@ -182,18 +178,18 @@ def truncate_after(folder: Path, step: int) -> None:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table by column; a table that is not there has none."""
+    """Return the rows of a table by column; none if the file does not exist."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
-        raise ConvolveError(f"{path}: cannot be read as a table ({error}); move it away") from error
+        raise ConvolveError(f"{path}: cannot read as a table ({error}); move the file away") from error
 
 
 def read_points(path: Path, column: str) -> Points:
-    """(epoch, value) in the order of epochs; empty cells and values that are not finite are left out."""
+    """Return (epoch, value) pairs in order of epochs; empty cells and non-finite values are skipped."""
     points = []
     for number, row in enumerate(read_table(path), 2):
         if row.get(column) == "":
@@ -201,12 +197,14 @@ def read_points(path: Path, column: str) -> Points:
         try:
             points.append((float(row["epoch"]), float(row[column])))
         except (KeyError, TypeError, ValueError):
-            raise ConvolveError(f"{path}: line {number} has no number for epoch or {column}; mend or move it") from None
+            raise ConvolveError(
+                f"{path}: line {number} has no number for epoch or {column}; fix it or move the file away"
+            ) from None
     return sorted(point for point in points if math.isfinite(point[1]))
 
 
 def read_validations(folder: Path) -> list[ValidationRecord]:
-    """The validations in validation.csv."""
+    """Return the validations in validation.csv."""
     path = folder / VALIDATION_FILE
     try:
         return [
@@ -223,7 +221,7 @@ def read_validations(folder: Path) -> list[ValidationRecord]:
             for row in read_table(path)
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise ConvolveError(f"{path}: a row is not a validation ({error}); mend it or move the file away") from None
+        raise ConvolveError(f"{path}: a row is not a validation ({error}); fix it or move the file away") from None
 
 
 def _truncate_table(path: Path, step: int) -> None:
@@ -240,4 +238,4 @@ def _step(path: Path, row: dict[str, str]) -> int:
     try:
         return int(row["step"])
     except (KeyError, ValueError, TypeError):
-        raise ConvolveError(f"{path}: a row has no step: {row}; mend it or move the file away") from None
+        raise ConvolveError(f"{path}: a row has no step: {row}; fix it or move the file away") from None

@@ -1,18 +1,17 @@
-"""Writers that speak to other tools: TensorBoard and Weights & Biases, both behind the extra `logs`.
+"""TensorBoard logger, in the optional extra `logs`.
 
-They are imported when a writer is made, so that a missing extra is told before training starts and nobody else waits
-for them. Most events stay in events.jsonl: neither tool has a place for them.
+TensorBoard is imported when the logger is created, so a missing extra is reported before training starts.
 """
 
 from pathlib import Path
 from typing import Any
 
 from convolve.errors import ExtraError
-from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, _figures
+from convolve.loggers.base import Logger, RunInfo, TrainRecord, ValidationRecord, scalars
 
 
-class TensorBoardLogger:
-    """Scalars under train/ and valid/ by step, in the run folder; after a restore, later steps are taken back."""
+class TensorBoardLogger(Logger):
+    """Writes scalars under train/ and valid/ by step to the run folder; a restore purges later steps."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -24,37 +23,34 @@ class TensorBoardLogger:
         self._board: Any = None
 
     def start(self, run: RunInfo) -> None:
-        """Open the event file."""
         purge = None if run.restored_step is None else run.restored_step + 1
         self._board = self._open(log_dir=str(self._folder), purge_step=purge)
 
     def train(self, record: TrainRecord) -> None:
-        """Write a log point."""
         self._add("train", record)
 
     def valid(self, record: ValidationRecord) -> None:
-        """Write a validation."""
         self._add("valid", record)
 
-    def event(self, kind: str, **facts: Any) -> None:
-        """Of all events, TensorBoard has a place for the loss scale and for surveys of number formats."""
+    def event(self, kind: str, **details: Any) -> None:
+        """Log the loss scale, skipped steps and exponent surveys; other events are only in events.jsonl."""
         if kind in ("loss_scale", "skipped_step"):
             for name in ("loss_scale", "skipped"):
-                if name in facts:
-                    self._board.add_scalar(f"numerics/{name}", facts[name], global_step=facts["step"])
+                if name in details:
+                    self._board.add_scalar(f"numerics/{name}", details[name], global_step=details["step"])
         elif kind == "survey":
-            for place, counts in facts["layers"].items():
-                self._add_survey(place, counts, facts["step"])
+            for layer, counts in details["layers"].items():
+                self._add_survey(layer, counts, details["step"])
 
-    def _add_survey(self, place: str, counts: dict[str, Any], step: int) -> None:
-        for share in ("underflow_share", "subnormal_share", "overflow_share"):
-            self._board.add_scalar(f"numerics/{share}/{place}", counts[share], global_step=step)
+    def _add_survey(self, layer: str, counts: dict[str, Any], step: int) -> None:
+        for fraction in ("underflow_share", "subnormal_share", "overflow_share"):
+            self._board.add_scalar(f"numerics/{fraction}/{layer}", counts[fraction], global_step=step)
         first, bins = counts["first_exponent"], counts["exponents"]
         exponents = [first + offset for offset in range(len(bins))]
         if not bins:
             return
         self._board.add_histogram_raw(
-            f"numerics/exponents/{place}",
+            f"numerics/exponents/{layer}",
             min=exponents[0],
             max=exponents[-1],
             num=sum(bins),
@@ -66,11 +62,10 @@ class TensorBoardLogger:
         )
 
     def close(self) -> None:
-        """Write out what is left, and close."""
         if self._board is not None:
             self._board.close()
 
     def _add(self, group: str, record: TrainRecord | ValidationRecord) -> None:
-        for name, value in _figures(record).items():
+        for name, value in scalars(record).items():
             self._board.add_scalar(f"{group}/{name}", value, global_step=record.step)
         self._board.flush()

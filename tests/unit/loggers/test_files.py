@@ -52,7 +52,7 @@ def events(folder: Path) -> list[dict[str, object]]:
 
 
 def test_csv_rows_give_back_every_number_exactly(tmp_path: Path) -> None:
-    writer = CsvLogger(tmp_path)
+    writer = CsvLogger.open(tmp_path)
     writer.train(TRAIN)
     writer.valid(VALID)
     [train] = read(tmp_path / "training.csv")
@@ -64,7 +64,7 @@ def test_csv_rows_give_back_every_number_exactly(tmp_path: Path) -> None:
 
 
 def test_metrics_that_are_off_are_empty_cells_and_nan_stays_nan(tmp_path: Path) -> None:
-    writer = CsvLogger(tmp_path)
+    writer = CsvLogger.open(tmp_path)
     writer.train(replace(TRAIN, loss=None, accuracy=None))
     writer.train(replace(TRAIN, loss=math.nan))
     writer.close()
@@ -74,7 +74,7 @@ def test_metrics_that_are_off_are_empty_cells_and_nan_stays_nan(tmp_path: Path) 
 
 def test_the_header_is_written_once_over_many_openings(tmp_path: Path) -> None:
     for _ in range(3):
-        writer = CsvLogger(tmp_path)
+        writer = CsvLogger.open(tmp_path)
         writer.train(TRAIN)
         writer.close()
     assert (tmp_path / "training.csv").read_text().count("samples") == 1
@@ -84,12 +84,12 @@ def test_the_header_is_written_once_over_many_openings(tmp_path: Path) -> None:
 def test_a_table_with_other_columns_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("iteration,loss\n1,2\n")
     with pytest.raises(ConvolveError, match="training.csv: has the columns 'iteration,loss'"):
-        CsvLogger(tmp_path)
+        CsvLogger.open(tmp_path)
     assert (tmp_path / "training.csv").read_text() == "iteration,loss\n1,2\n"
 
 
 def test_every_line_of_events_is_one_strict_json_object_with_kind_and_time(tmp_path: Path) -> None:
-    writer = JsonlLogger(tmp_path)
+    writer = JsonlLogger.open(tmp_path)
     writer.start(RunInfo("lenet5-1", tmp_path, {"epochs": 2.0}, {"network": "lenet5"}))
     writer.train(replace(TRAIN, loss=math.inf))
     writer.valid(VALID)
@@ -105,7 +105,7 @@ def test_every_line_of_events_is_one_strict_json_object_with_kind_and_time(tmp_p
 
 
 def test_the_text_log_reads_as_sentences_one_per_line(tmp_path: Path) -> None:
-    writer = TextLogger(tmp_path)
+    writer = TextLogger.open(tmp_path)
     writer.start(RunInfo("lenet5-1", tmp_path, facts={"network": "lenet5"}))
     writer.train(TRAIN)
     writer.train(replace(TRAIN, loss=None, accuracy=None))
@@ -122,7 +122,7 @@ def test_the_text_log_reads_as_sentences_one_per_line(tmp_path: Path) -> None:
         "validation of step-000000100, epoch 1.00, loss 0.2000, accuracy 98.76% of 10,000 images, "
         "0.50 s, 20,000 images/s",
         "stopped, reason first second",
-        "run lenet5-1 goes on from step 100",
+        "run lenet5-1 resumes from step 100",
     ]
 
 
@@ -152,8 +152,8 @@ class Failing(TextLogger):
 
 def test_all_writers_are_closed_also_when_one_fails(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    table = CsvLogger(tmp_path)
-    writers = LoggerGroup([table, Failing(tmp_path / "a"), JsonlLogger(tmp_path)])
+    table = CsvLogger.open(tmp_path)
+    writers = LoggerGroup([table, Failing.open(tmp_path / "a"), JsonlLogger.open(tmp_path)])
     with pytest.raises(ConvolveError, match="no"):
         writers.close()
     with pytest.raises(ValueError, match="closed"):
@@ -192,29 +192,29 @@ def test_a_killed_process_leaves_whole_lines_only(tmp_path: Path) -> None:
 
 
 def test_a_line_torn_by_a_power_cut_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
-    writer = CsvLogger(tmp_path)
+    writer = CsvLogger.open(tmp_path)
     writer.train(TRAIN)
     writer.close()
     path = tmp_path / "training.csv"
     whole = path.read_bytes()
     for torn in (b"101,0.3", b"x"):
         path.write_bytes(whole + torn)
-        CsvLogger(tmp_path).close()
+        CsvLogger.open(tmp_path).close()
         assert path.read_bytes() == whole
     path.write_bytes(b"step,ep")
-    CsvLogger(tmp_path).close()
+    CsvLogger.open(tmp_path).close()
     assert path.read_bytes() == whole.splitlines(keepends=True)[0]
 
 
 def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConvolveError, match="none.training.csv: cannot write"):
-        CsvLogger(tmp_path / "none")
+        CsvLogger.open(tmp_path / "none")
 
 
 def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path: Path) -> None:
     import resource
 
-    writer = TextLogger(tmp_path)
+    writer = TextLogger.open(tmp_path)
     writer.event("first")
     before = (tmp_path / "log.txt").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

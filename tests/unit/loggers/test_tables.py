@@ -94,5 +94,5 @@ def test_a_row_that_is_no_validation_is_named(row: str, tmp_path: Path) -> None:
 
 def test_a_table_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_bytes(b"step\n\xff\xfe\n")
-    with pytest.raises(ConvolveError, match="training.csv: cannot be read as a table"):
+    with pytest.raises(ConvolveError, match="training.csv: cannot read as a table"):
         read_table(tmp_path / "training.csv")

@@ -96,7 +96,7 @@ def test_every_key_of_the_summary_is_explained_once() -> None:
 
 
 def write_tables(folder: Path, *, metrics: bool = True, steps: int = 40, validations: int = 4) -> None:
-    writer = CsvLogger(folder)
+    writer = CsvLogger.open(folder)
     for step in range(1, steps + 1):
         loss = 2.3 / step if metrics else None
         share = 1 - 0.9 / step if metrics else None
@@ -127,7 +127,7 @@ def test_curves_show_what_the_tables_have(shape: dict[str, int], tmp_path: Path)
 
 
 def test_a_run_that_diverged_is_drawn_as_far_as_its_numbers_go(tmp_path: Path) -> None:
-    writer = CsvLogger(tmp_path)
+    writer = CsvLogger.open(tmp_path)
     for step, loss in enumerate([2.3, 1e30, math.inf, math.nan], 1):
         writer.train(TrainRecord(step, step, step, 0.1, loss, 0.1, 1.0, 1.0, 0.0, 1.0))
     writer.close()

@@ -47,7 +47,7 @@ def _word(part: Key) -> int:
 
 
 def hash_key(*key: Key) -> int:
-    """One 64-bit number for a key; any change of any part changes all of it."""
+    """Hash a key to 64 bits. A change of any part changes all bits."""
     state = 0
     for part in key:
         state = _splitmix64(state ^ _word(part))
@@ -55,7 +55,7 @@ def hash_key(*key: Key) -> int:
 
 
 def hash_counters(counters: npt.ArrayLike, *key: Key) -> Words:
-    """64 random bits for each counter under one key."""
+    """Return 64 random bits for each counter under one key."""
     z = np.asarray(counters).astype(np.uint64) ^ np.uint64(hash_key(*key))
     with np.errstate(over="ignore"):
         z = z + np.uint64(_GAMMA)
@@ -66,13 +66,13 @@ def hash_counters(counters: npt.ArrayLike, *key: Key) -> Words:
 
 
 def uniforms(counters: npt.ArrayLike, *key: Key) -> npt.NDArray[np.float64]:
-    """A double in [0, 1) for each counter under one key."""
+    """Return a double in [0, 1) for each counter under one key."""
     result: npt.NDArray[np.float64] = (hash_counters(counters, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return result
 
 
 def generator(*key: Key) -> np.random.Generator:
-    """A numpy generator (Philox) that belongs to one key."""
+    """Return the numpy generator (Philox) of a key."""
     return np.random.Generator(np.random.Philox(key=hash_key(*key)))
 
 
@@ -111,26 +111,21 @@ _MAX_COUNT = 64
 
 @dataclass(frozen=True)
 class SampleRNG:
-    """What random choices about a sample are keyed by, besides the sample itself."""
+    """Random choices about samples in one epoch, keyed by sample, purpose, seed and epoch."""
 
     seed: int
     epoch: int
 
-    def numbers(self, samples: npt.NDArray[np.int64], count: int, what: str) -> npt.NDArray[np.float64]:
-        """`count` doubles in [0, 1) for each sample: [N, count]."""
-        assert count <= _MAX_COUNT, f"{count} numbers for one choice, at most {_MAX_COUNT} have keys of their own"
+    def numbers(self, samples: npt.NDArray[np.int64], count: int, purpose: str) -> npt.NDArray[np.float64]:
+        """Return `count` doubles in [0, 1) for each sample, as [N, count]."""
+        assert count <= _MAX_COUNT, f"at most {_MAX_COUNT} numbers per sample and purpose"
         counters = samples[:, None] * _MAX_COUNT + np.arange(count)
-        return uniforms(counters, self.seed, what, self.epoch)
-
-    def coins(self, samples: npt.NDArray[np.int64], what: str) -> npt.NDArray[np.bool_]:
-        """A fair coin for each sample."""
-        heads: npt.NDArray[np.bool_] = uniforms(samples, self.seed, what, self.epoch) < 0.5
-        return heads
+        return uniforms(counters, self.seed, purpose, self.epoch)
 
     def flips(self, samples: npt.NDArray[np.int64], alternating: bool) -> npt.NDArray[np.bool_]:
-        """Which samples are mirrored: by a new coin in each epoch, or each one in every second epoch."""
+        """Return which samples to flip: random ones in each epoch, or, alternating, each one in every second epoch."""
         if not alternating:
-            return self.coins(samples, "flip")
+            return uniforms(samples, self.seed, "flip", self.epoch) < 0.5
         first = uniforms(samples, self.seed, "flip") < 0.5
         return np.logical_xor(first, bool(self.epoch & 1))
 
@@ -139,5 +134,5 @@ Indices = npt.NDArray[np.int64]
 
 
 def epoch_permutation(seed: int, epoch: int, count: int) -> Indices:
-    """The sample numbers of one epoch, each once."""
+    """Return the sample numbers of one epoch in random order."""
     return generator(seed, "order", epoch).permutation(count).astype(np.int64)

@@ -65,7 +65,7 @@ def test_validate_computes_as_training_did(train_digits):
 def test_the_choice_and_its_reason_are_stored_in_the_run(train_digits):
     report = train_digits("run", precision="16.16", iterations=2, epochs=None, **EMULATED)
     (event,) = events(report, "numerics")
-    assert event["execution"] == "emulated" and event["reason"].startswith("as asked")
+    assert event["execution"] == "emulated" and event["reason"].startswith("as requested")
     summary = json.loads((report.run_dir / "summary.json").read_text())
     assert summary["precision"] == "16.16 fp16 stochastic"
     assert summary["numerics"]["execution"] == "emulated"

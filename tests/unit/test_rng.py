@@ -12,7 +12,7 @@ def test_every_part_of_a_key_matters():
     assert len({hash_key(*key) for key in keys}) == len(keys)
 
 
-def test_a_counter_meets_the_same_number_whoever_asks():
+def test_the_number_of_a_counter_does_not_depend_on_the_others():
     whole = uniforms(np.arange(100), 1, "crop")
     parts = np.concatenate([uniforms(np.arange(start, start + 10), 1, "crop") for start in range(0, 100, 10)])
     assert np.array_equal(whole, parts)

@@ -30,7 +30,7 @@ from convolve.layers.batch_norm import BatchNorm2d
 from convolve.models.network import Network, Shape
 from convolve.models.summary import summarize
 from convolve.models.timing import time_blocks
-from convolve.numerics.select import use_kernels
+from convolve.numerics.select import apply_kernels
 
 PROFILE_SECONDS = 1.0
 FitsFn = Callable[[int, int, int], bool]
@@ -161,7 +161,7 @@ def choose_splits(network: Network, config: Config, collectives: Collectives) ->
     names, measured = list(network.blocks), ""
     if collectives.is_rank_zero:
         copy = deepcopy(network)
-        use_kernels(config, copy)
+        apply_kernels(config, copy)
         times = time_blocks(copy, config.optim.batch_size, PROFILE_SECONDS).blocks
         costs, allowed = [time.forward + time.backward for time in times], set(network.seams)
         starts = balance_stages(costs, config.parallel.shards, lambda stage, start, end: names[start] in allowed)

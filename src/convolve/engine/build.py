@@ -32,7 +32,7 @@ from convolve.numerics.execution import Execution
 from convolve.numerics.formats import FP16, FP32, Format
 from convolve.numerics.loss_scaling import AnyRank, Scaler, build_scaler, single_process
 from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
-from convolve.numerics.select import NumericsChoice, build_execution, select_numerics, use_kernels
+from convolve.numerics.select import NumericsChoice, apply_kernels, build_execution, select_numerics
 from convolve.run_files import DUMPS_FOLDER
 
 
@@ -101,7 +101,7 @@ def match_training_numerics(config: Config, network: Network, where: torch.devic
     choice = select_numerics(config.precision, where)
     execution = build_execution(choice, where)
     execution.install(network)
-    use_kernels(config, network, choice)
+    apply_kernels(config, network, choice)
     return execution
 
 

@@ -1,1 +1,1 @@
-"""Number formats, rounding, precision policies and loss scaling: any arithmetic, on whatever machine is at hand."""
+"""Number formats, rounding, precision policies and loss scaling: any arithmetic, on any machine."""

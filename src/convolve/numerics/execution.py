@@ -21,7 +21,7 @@ from convolve.numerics.rounding import Grid, round_, rounded
 from convolve.rng import hash_key
 
 NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
-# Sums of squares of gradients are beyond the range of fp16; the original systems keep them in fp32 as well.
+# 16 bits cannot represent sums of squares of gradients; the original systems keep them in fp32 as well.
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "step")
 
 

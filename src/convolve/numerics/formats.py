@@ -1,4 +1,4 @@
-"""Number formats: how many bits, and what that means for range and spacing.
+"""Number formats with their range and spacing, and the arithmetic of named accelerators.
 
 A binary format with e exponent bits and m stored mantissa bits has, with bias b = 2^(e-1) - 1,
 
@@ -6,7 +6,7 @@ A binary format with e exponent bits and m stored mantissa bits has, with bias b
     smallest normal     2^(1-b)
     smallest subnormal  2^(1-b-m)          which is also the spacing of all values below twice the smallest normal
 
-Accelerators as bundles of arithmetic and memory, so that their way of computing can be had anywhere.
+A device model bundles the number formats, rounding and memory of an accelerator, so any machine can emulate it.
 """
 
 from dataclasses import dataclass
@@ -25,39 +25,36 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """Bits of one number, the sign included."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def bias(self) -> int:
-        """The largest exponent."""
+        """Return the exponent bias, which is also the largest exponent."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @property
     def largest(self) -> float:
-        """The largest finite value."""
         return (2.0 - 2.0**-self.mantissa_bits) * 2.0**self.bias
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest value with all its mantissa bits."""
         return 2.0 ** (1 - self.bias)
 
     @property
     def smallest(self) -> float:
-        """The smallest value above zero."""
+        """Return the smallest subnormal value."""
         return 2.0 ** (1 - self.bias - self.mantissa_bits)
 
 
 FP32 = Format("fp32", 8, 23, torch.float32)
 FP16 = Format("fp16", 5, 10, torch.float16)
 BF16 = Format("bf16", 8, 7, torch.bfloat16)
-FORMATS = {one.name: one for one in (FP32, FP16, BF16)}
+FORMATS = {format.name: format for format in (FP32, FP16, BF16)}
 
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """What one named accelerator computes with, and the memory that one of its chips has."""
+    """Arithmetic of a named accelerator, and the memory of one of its chips."""
 
     name: str
     summary: str
@@ -71,8 +68,8 @@ class DeviceModel:
 
 
 DEVICE_MODELS = {
-    one.name: one
-    for one in (
+    model.name: model
+    for model in (
         DeviceModel(
             "ipu-mk1", "Graphcore IPU, first generation", 300 * 10**6, "16.16", True, False, False, 128.0, "static"
         ),

@@ -1,15 +1,15 @@
-"""Convolutions and matrix products that add up in 16 bits, as hardware with half partials does.
+"""Convolutions and matrix products with a 16-bit accumulator, as in hardware with half partials.
 
 The arithmetic: a dot product of length K is cut into chunks of 16 consecutive products. The products of a chunk are
-added exactly (in double precision; products of two 16-bit numbers have at most 22 significant bits); the sum is added
-to the accumulator, and the accumulator is rounded to the 16-bit grid, once for each chunk:
+summed in double precision (a product of two 16-bit numbers has at most 22 significant bits). The sum is added to the
+accumulator, and the accumulator is rounded to the 16-bit grid, once for each chunk:
 
     acc = 0
     for each chunk:  acc = round16(acc + sum of a_i * b_i over the chunk)
 
-A bias is added last, with a rounding of its own. The order of products is input channel, row, column of the kernel (for
+A bias is added last and rounded separately. The order of products is input channel, row, column of the kernel (for
 gradients of weights: sample, row, column of the image). To round a double to 16 bits only once, it first becomes the
-float32 next to it whose last bit is odd, unless it is a float32 already; no tie can then arise that was none.
+adjacent float32 whose last bit is odd, unless it is a float32 already. This cannot create a tie (round to odd).
 Convolutions are unfolded into matrix products, so this is exact and slow.
 """
 
@@ -26,7 +26,7 @@ CHUNK = 16
 
 
 def multiply(a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor:
-    """The matrix product of a (M x K) and b (K x N) with a 16-bit accumulator."""
+    """Return the matrix product of a (M x K) and b (K x N) with a 16-bit accumulator."""
     acc = a.new_zeros(a.shape[0], b.shape[1])
     left, right = a.double(), b.double()
     for number, start in enumerate(range(0, a.shape[1], CHUNK)):
@@ -37,7 +37,7 @@ def multiply(a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor
 
 
 def multiply_add(bias: Tensor, a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor:
-    """The same with a bias added at the end."""
+    """Return the matrix product with a bias added at the end."""
     acc = multiply(a, b, grid, key) + bias
     round_(acc, grid, None if key is None else hash_key(key, "bias"))
     return acc
@@ -54,7 +54,7 @@ def _to_odd(exact: Tensor) -> Tensor:
 
 
 class Convolution:
-    """One convolution as matrix products: forward, and both gradients."""
+    """A convolution as matrix products: output and gradients."""
 
     def __init__(
         self, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, grid: Grid
@@ -64,12 +64,11 @@ class Convolution:
         self.grid = grid
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, key: int | None) -> Tensor:
-        """The output of the convolution."""
         outputs = []
         for number, (part, kernel) in enumerate(zip(self._split(x), weight.chunk(self.groups), strict=True)):
             columns = self._columns(part, kernel)
-            own = None if key is None else hash_key(key, number)
-            outputs.append(multiply(columns, kernel.flatten(1).t(), self.grid, own))
+            group_key = None if key is None else hash_key(key, number)
+            outputs.append(multiply(columns, kernel.flatten(1).t(), self.grid, group_key))
         flat = torch.cat(outputs, 1)
         if bias is not None:
             flat = flat + bias
@@ -77,44 +76,44 @@ class Convolution:
         return self._image(flat, x, self._size(x, weight))
 
     def backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, wanted: Sequence[bool], key: int | None
+        self, grad: Tensor, x: Tensor, weight: Tensor, output_mask: Sequence[bool], key: int | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of input, weight and bias, where they are wanted."""
-        to_input = self._input_gradient(grad, x, weight, key) if wanted[0] else None
-        to_weight = self._weight_gradient(grad, x, weight, key) if wanted[1] else None
-        return to_input, to_weight, grad.sum((0, 2, 3)) if wanted[2] else None
+        """Return the gradients of input, weight and bias; `output_mask` selects them."""
+        to_input = self._input_gradient(grad, x, weight, key) if output_mask[0] else None
+        to_weight = self._weight_gradient(grad, x, weight, key) if output_mask[1] else None
+        return to_input, to_weight, grad.sum((0, 2, 3)) if output_mask[2] else None
 
     def _weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor, key: int | None) -> Tensor:
         parts = []
         groups = zip(self._split(grad), self._split(x), weight.chunk(self.groups), strict=True)
         for number, (g, part, kernel) in enumerate(groups):
             rows = g.permute(1, 0, 2, 3).flatten(1)
-            own = None if key is None else hash_key(key, "weight", number)
-            parts.append(multiply(rows, self._columns(part, kernel), self.grid, own).view(kernel.shape))
+            group_key = None if key is None else hash_key(key, "weight", number)
+            parts.append(multiply(rows, self._columns(part, kernel), self.grid, group_key).view(kernel.shape))
         return torch.cat(parts)
 
     def _input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor, key: int | None) -> Tensor:
-        """The gradient spread out by the stride, correlated with the turned kernel."""
+        """Correlate the gradient, dilated by the stride, with the flipped kernel."""
         outputs = []
         for number, (g, kernel) in enumerate(zip(self._split(grad), weight.chunk(self.groups), strict=True)):
-            spread = self._spread(g, x.shape[2:], kernel.shape[2:])
-            columns = functional.unfold(spread, tuple(kernel.shape[2:]), dilation=self.dilation)
-            turned = kernel.flip(2, 3).transpose(0, 1).flatten(1)
-            own = None if key is None else hash_key(key, "input", number)
+            dilated = self._dilate(g, x.shape[2:], kernel.shape[2:])
+            columns = functional.unfold(dilated, tuple(kernel.shape[2:]), dilation=self.dilation)
+            flipped = kernel.flip(2, 3).transpose(0, 1).flatten(1)
+            group_key = None if key is None else hash_key(key, "input", number)
             rows = columns.transpose(1, 2).reshape(-1, columns.shape[1])
-            outputs.append(multiply(rows, turned.t(), self.grid, own))
+            outputs.append(multiply(rows, flipped.t(), self.grid, group_key))
         return self._image(torch.cat(outputs, 1), x, tuple(x.shape[2:]))
 
-    def _spread(self, g: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
+    def _dilate(self, g: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
         rows, columns = ((g.shape[2 + d] - 1) * self.stride[d] + 1 for d in (0, 1))
-        spread = g.new_zeros(g.shape[0], g.shape[1], rows, columns)
-        spread[:, :, :: self.stride[0], :: self.stride[1]] = g
+        dilated = g.new_zeros(g.shape[0], g.shape[1], rows, columns)
+        dilated[:, :, :: self.stride[0], :: self.stride[1]] = g
         pads: list[int] = []
         for d, length in ((1, columns), (0, rows)):
             reach = self.dilation[d] * (kernel[d] - 1)
             before = reach - self.padding[d]
             pads += [before, size[d] + reach - length - before]
-        return functional.pad(spread, pads)
+        return functional.pad(dilated, pads)
 
     def _split(self, x: Tensor) -> Sequence[Tensor]:
         return x.chunk(self.groups, 1)
@@ -125,12 +124,12 @@ class Convolution:
         return columns.transpose(1, 2).reshape(-1, columns.shape[1])
 
     def _size(self, x: Tensor, weight: Tensor) -> tuple[int, int]:
-        high, wide = (
+        height, width = (
             (x.shape[2 + d] + 2 * self.padding[d] - self.dilation[d] * (weight.shape[2 + d] - 1) - 1) // self.stride[d]
             + 1
             for d in (0, 1)
         )
-        return high, wide
+        return height, width
 
     def _image(self, flat: Tensor, like: Tensor, size: Sequence[int]) -> Tensor:
         image = flat.view(like.shape[0], size[0], size[1], -1).permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
-"""What the operations of a network are, to a number format.
+"""Properties of ATen operations that matter to a number format.
 
-Three questions: does an operation's result lie on the grid whenever its inputs do (then rounding it is a waste); which
-of its results are statistics that stay in fp32; and what is it called in the lists that Ascend users write.
+An operation is exact if its results are on the grid whenever its inputs are, so they need no rounding. Some results of
+norms are statistics that stay in fp32. And every operation has a type in the white and black lists of Ascend users.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Results are values of the inputs, moved, chosen, negated or zeroed: nothing to round.
+# Results are values of the inputs, moved, selected, negated or zeroed.
 _EXACT_NAMES = """
 relu relu_ threshold_backward clone contiguous _to_copy copy_ detach lift_fresh zeros zeros_like zero_ ones ones_like
 empty empty_like empty_strided new_zeros new_empty new_empty_strided full full_like fill_ arange _unsafe_view view
@@ -23,7 +23,7 @@ repeat expand permute transpose t unfold as_strided scalar_tensor randperm
 
 _EXACT = frozenset(_EXACT_NAMES.split())
 
-# Further results of a norm are its statistics.
+# Norms: results after the first are statistics.
 _STATISTICS_NAMES = """
 native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
 _batch_norm_with_update cudnn_batch_norm miopen_batch_norm native_group_norm native_layer_norm
@@ -68,12 +68,12 @@ BLACK = frozenset(
 
 
 def is_norm(operation: Any) -> bool:
-    """Whether an ATen operation is a norm itself, forward or backward."""
+    """Return whether an ATen operation computes a norm, forward or backward."""
     return TYPE_OF.get(base_name(operation)) in NORMS
 
 
 class RoundingRule(Enum):
-    """What has to be done with the results of an operation."""
+    """How to treat the results of an operation."""
 
     LEAVE = "leave"
     ROUND = "round"
@@ -82,10 +82,10 @@ class RoundingRule(Enum):
 
 @cache
 def rounding_rule(operation: Any) -> RoundingRule:
-    """Whether the results of an ATen operation are to be rounded: views and exact ones never."""
+    """Return which results of an ATen operation are rounded: none for views and exact operations."""
     schema, name = operation._schema, base_name(operation)
-    writes = any(part.alias_info is not None and part.alias_info.is_write for part in schema.arguments)
-    is_view = any(part.alias_info is not None for part in schema.returns) and not writes
+    writes = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
+    is_view = any(value.alias_info is not None for value in schema.returns) and not writes
     if is_view or name in _EXACT or not schema.returns:
         return RoundingRule.LEAVE
     return RoundingRule.ROUND_FIRST if name in _STATISTICS else RoundingRule.ROUND
@@ -93,12 +93,12 @@ def rounding_rule(operation: Any) -> RoundingRule:
 
 @cache
 def base_name(operation: Any) -> str:
-    """`convolution` for `aten.convolution.default`."""
+    """Return the name without namespace and overload: `convolution` for `aten.convolution.default`."""
     return str(operation._schema.name).partition("::")[2]
 
 
 class ListColor(Enum):
-    """Where an operation stands in the lists."""
+    """List that an operation is in."""
 
     WHITE = "white"
     GRAY = "gray"
@@ -107,34 +107,37 @@ class ListColor(Enum):
 
 @dataclass(frozen=True)
 class OperationLists:
-    """White operations compute in 16 bits, black ones in fp32, gray ones as the operation before them did."""
+    """White operations compute in 16 bits, black ones in fp32.
+
+    Gray ones compute as the operation before them if `inherit_gray` is set, otherwise in fp32.
+    """
 
     white: frozenset[str] = WHITE
     black: frozenset[str] = BLACK
-    grays_follow: bool = True
+    inherit_gray: bool = True
     colors: dict[str, ListColor] = field(default_factory=dict, compare=False, repr=False)
 
     def color(self, operation: Any) -> ListColor:
-        """The color of an ATen operation; one without a name in the lists is gray."""
+        """Return the color of an ATen operation. Operations in neither list are gray."""
         name = base_name(operation)
         if name not in self.colors:
             kind = TYPE_OF.get(name, name)
-            both = ((self.white, ListColor.WHITE), (self.black, ListColor.BLACK))
-            gray = ListColor.GRAY if self.grays_follow else ListColor.BLACK
-            self.colors[name] = next((color for names, color in both if kind in names), gray)
+            lists = ((self.white, ListColor.WHITE), (self.black, ListColor.BLACK))
+            gray = ListColor.GRAY if self.inherit_gray else ListColor.BLACK
+            self.colors[name] = next((color for names, color in lists if kind in names), gray)
         return self.colors[name]
 
-    def changed(self, content: Mapping[str, Mapping[str, list[str]]]) -> "OperationLists":
-        """The lists after a mix list: removing makes an operation gray, adding moves it."""
+    def apply_mix_list(self, content: Mapping[str, Mapping[str, list[str]]]) -> "OperationLists":
+        """Return the lists after the changes of a mix list: removing makes an operation gray, adding moves it."""
         white, black = set(self.white), set(self.black)
-        for own, other, part in ((white, black, "white-list"), (black, white, "black-list")):
-            own.difference_update(content.get(part, {}).get("to-remove", ()))
+        for changed, other, part in ((white, black, "white-list"), (black, white, "black-list")):
+            changed.difference_update(content.get(part, {}).get("to-remove", ()))
             added = content.get(part, {}).get("to-add", ())
-            own.update(added)
+            changed.update(added)
             other.difference_update(added)
-        return OperationLists(frozenset(white), frozenset(black), self.grays_follow)
+        return OperationLists(frozenset(white), frozenset(black), self.inherit_gray)
 
 
 def is_floating(value: object) -> bool:
-    """Whether a value is a tensor that a 16-bit format concerns."""
+    """Return whether a value is an fp32 tensor, the only kind that is rounded."""
     return isinstance(value, torch.Tensor) and value.dtype == torch.float32

@@ -1,12 +1,11 @@
-"""A precision policy: what is stored, computed and added up in which format, and how values get there.
+"""Precision policies: the formats in which weights are stored and values computed, and how they are rounded.
 
     precision   compute  weights and optimizer state
     32.32       fp32     fp32
     16.32       16 bits  fp32; computation takes a rounded copy
-    16.16       16 bits  16 bits, rounded at each update; second moments stay fp32, which 16 bits cannot hold
+    16.16       16 bits  16 bits, rounded at each update; second moments stay fp32: 16 bits cannot represent them
 
-The loss is computed in fp32 in all of them, and so are norm statistics unless asked otherwise. Ascend's modes are the
-same thing said by operation instead of by layer:
+The loss is always computed in fp32, and so are norm statistics by default. Ascend's modes choose by operation instead:
 
     must_keep_origin_dtype   32.32
     allow_fp32_to_fp16       convolutions and matrix products in 16 bits, everything else in fp32; fp32 weights
@@ -30,7 +29,7 @@ MODES_IN_16_BITS = ("allow_fp32_to_fp16", "allow_mix_precision", "force_fp16")
 
 @dataclass(frozen=True)
 class Policy:
-    """What is stored and computed in which format, and how it is rounded."""
+    """Formats and rounding of a run. `master` is the format of the weights, `lists` decide by operation if set."""
 
     compute: Format = FP32
     master: Format = FP32
@@ -45,17 +44,15 @@ class Policy:
 
     @property
     def grid(self) -> Grid:
-        """Where computed values lie."""
         return Grid(self.compute, self.saturate)
 
     @property
     def master_grid(self) -> Grid:
-        """Where weights lie."""
         return Grid(self.master, self.saturate)
 
     @property
     def name(self) -> str:
-        """The policy in a word, such as `16.16 fp16 stochastic`."""
+        """Return a short description such as `16.16 fp16 stochastic`."""
         words = [f"{self.compute.bits}.{self.master.bits}"]
         if self.compute is not FP32:
             words.append(self.compute.name)
@@ -66,11 +63,10 @@ class Policy:
         return " ".join(words)
 
     def keeps_fp32(self, layer: str) -> bool:
-        """Whether a layer was named, itself or by something around it, to stay in fp32."""
+        """Return whether a layer, or a module that contains it, is listed in `force_fp32`."""
         return any(layer == name or layer.startswith(f"{name}/") for name in self.force_fp32)
 
     def to_json(self) -> dict[str, Any]:
-        """The policy in plain values, for the record of a run."""
         return {
             "policy": self.name,
             "compute": self.compute.name,
@@ -84,7 +80,7 @@ class Policy:
 
 
 def build_policy(config: PrecisionConfig) -> Policy:
-    """The policy that a config asks for; what it leaves open comes from the device model, if one is named."""
+    """Build the policy of a config. Options that are not set come from the device model, if one is named."""
     model = DEVICE_MODELS[config.device_model] if config.device_model else None
     precision = _precision(config, model)
     half = FORMATS[config.half_type]
@@ -114,34 +110,36 @@ def _stochastic_default(precision: str, model: DeviceModel | None) -> bool:
     return precision == "16.16" if model is None else model.stochastic_rounding
 
 
-def _choose(given: bool | None, default: bool | None) -> bool:
-    return bool(default) if given is None else given
+def _choose(option: bool | None, default: bool | None) -> bool:
+    return bool(default) if option is None else option
 
 
 def _by_operation(policy: Policy, config: PrecisionConfig) -> Policy:
     if config.precision_mode == "force_fp16":
         return replace(policy, half_norm_statistics=True)
     if config.precision_mode == "allow_fp32_to_fp16":
-        return replace(policy, lists=OperationLists(black=frozenset(), grays_follow=False))
+        return replace(policy, lists=OperationLists(black=frozenset(), inherit_gray=False))
     if config.precision_mode == "allow_mix_precision":
         lists = OperationLists()
         if config.mixlist_file is not None:
-            lists = lists.changed(read_mix_list(config.mixlist_file))
+            lists = lists.apply_mix_list(read_mix_list(config.mixlist_file))
         return replace(policy, lists=lists)
     return policy
 
 
 def read_mix_list(path: Path) -> dict[str, dict[str, list[str]]]:
-    """The content of a mix list: `white-list` and `black-list`, each with `to-add` and `to-remove`."""
+    """Read a mix list: `white-list` and `black-list`, each with `to-add` and `to-remove`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"mixlist-file={path}: cannot be read as JSON ({error}); write a mix list there") from None
+        raise ConfigError(f"--mixlist-file {path}: cannot read as JSON ({error}); fix the file") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"mixlist-file={path}: must be an object with black-list and white-list")
+        raise ConfigError(f"--mixlist-file {path}: not an object; write black-list and white-list")
     for part, body in content.items():
         if part not in ("black-list", "white-list"):
-            raise ConfigError(f"mixlist-file={path}: '{part}': {suggest(part, ('black-list', 'white-list'))}")
+            raise ConfigError(
+                f"--mixlist-file {path}: unknown key '{part}'; {suggest(part, ('black-list', 'white-list'))}"
+            )
         _check_part(path, part, body)
     return content
 
@@ -149,6 +147,8 @@ def read_mix_list(path: Path) -> dict[str, dict[str, list[str]]]:
 def _check_part(path: Path, part: str, body: Any) -> None:
     known = ("to-add", "to-remove")
     if not isinstance(body, dict) or any(key not in known for key in body):
-        raise ConfigError(f"mixlist-file={path}: {part} may have to-add and to-remove, nothing else")
+        raise ConfigError(f"--mixlist-file {path}: unknown key in {part}; use only to-add and to-remove")
     if any(not isinstance(names, list) or not all(isinstance(n, str) for n in names) for names in body.values()):
-        raise ConfigError(f"mixlist-file={path}: {part}: to-add and to-remove are lists of operation types")
+        raise ConfigError(
+            f"--mixlist-file {path}: invalid {part}; write to-add and to-remove as lists of operation types"
+        )

@@ -1,11 +1,11 @@
-"""Rounding of float32 tensors, in place, onto the grid of a format. The arithmetic is explained in kernel.c.
+"""Round float32 tensors in place to the grid of a format. The arithmetic is explained in kernels/csrc/rounding.c.
 
-Two forms with the same bits: the native kernel for dense tensors on the CPU, and torch operations for everything else.
-Stochastic rounding takes its random bits from a hash of a 64-bit key and the position of each element in memory:
+There are two implementations with the same bits: the native kernel for dense CPU tensors, and torch operations for all
+others. Stochastic rounding takes its random bits from a hash of a 64-bit key and the index i of an element in memory:
 
     h = i * 0x9E3779B9 + a;  h ^= h >> 16;  h *= 0x7FEB352D;  h ^= h >> 15;  h += b;  h *= 0x846CA68B;  h ^= h >> 16
 
-with a and b the low and high half of the key, all modulo 2^32 (and a moved by 0x85EBCA6B for every 2^32 elements).
+with a and b the low and high half of the key, all modulo 2^32 (a grows by 0x85EBCA6B for every 2^32 elements).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _KINDS = {(FP16, False): 0, (BF16, False): 1, (FP16, True): 2, (BF16, True): 3, 
 
 
 class Flags(IntFlag):
-    """What was met while rounding."""
+    """Conditions found while rounding: a finite value out of range (or a clamped infinity), a NaN, an infinity."""
 
     NONE = 0
     OVERFLOW = 1
@@ -33,14 +33,14 @@ class Flags(IntFlag):
 
 @dataclass(frozen=True)
 class Grid:
-    """Where values must lie: a format, and what becomes of those beyond its range."""
+    """Grid of representable values. Values out of range become infinite, or the largest value if `saturate` is set."""
 
     format: Format
     saturate: bool = False
 
 
 def round_(x: Tensor, grid: Grid, key: int | None = None) -> int:
-    """Round a float32 tensor in place: to nearest even, or stochastically under a 64-bit key. Returns `Flags`."""
+    """Round a float32 tensor in place, to nearest even or stochastically with a 64-bit key. Return `Flags`."""
     if x.numel() == 0:
         return 0
     if not _is_dense(x):
@@ -56,14 +56,14 @@ def round_(x: Tensor, grid: Grid, key: int | None = None) -> int:
 
 
 def rounded(x: Tensor, grid: Grid, key: int | None = None) -> Tensor:
-    """A rounded copy, in the memory layout of the original."""
+    """Return a rounded copy in the memory layout of the original."""
     copy = x.detach().clone()
     round_(copy, grid, key)
     return copy
 
 
 def round_with_torch_(x: Tensor, grid: Grid, key: int | None = None) -> int:
-    """The same with torch operations, for devices and machines without the native kernel; `x` must be dense."""
+    """Round a dense tensor with torch operations, for devices and machines without the native kernel."""
     flat = _in_memory_order(x)
     word = flat.view(torch.int32)
     sign = word & -0x80000000
@@ -73,13 +73,13 @@ def round_with_torch_(x: Tensor, grid: Grid, key: int | None = None) -> int:
         return _flags(torch.zeros_like(nan), nan, infinite)
     largest = {FP16: 0x477FE000, BF16: 0x7F7F0000}[grid.format]
     r = _nearest(m, grid.format) if key is None else _stochastic(m, grid.format, key)
-    # An integer that ran over its 31 bits was a NaN, which is put back below.
+    # Only a NaN can overflow the 31 bits; it is restored below.
     over = (r > largest) | (r < 0)
-    left = over & ~nan & (~infinite | grid.saturate)
+    out_of_range = over & ~nan & (~infinite | grid.saturate)
     r = torch.where(over, largest if grid.saturate else _INFINITY, r)
     r = torch.where(nan, m, r)
     flat.copy_((r | sign).view(torch.float32))
-    return _flags(left, nan, infinite)
+    return _flags(out_of_range, nan, infinite)
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -90,9 +90,9 @@ def _in_memory_order(x: Tensor) -> Tensor:
     return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).reshape(-1)
 
 
-def _flags(left: Tensor, nan: Tensor, infinite: Tensor) -> int:
-    one, two, four = torch.stack((left.any(), nan.any(), infinite.any())).tolist()
-    return int(one) | int(two) << 1 | int(four) << 2
+def _flags(out_of_range: Tensor, nan: Tensor, infinite: Tensor) -> int:
+    bits = torch.stack((out_of_range.any(), nan.any(), infinite.any())).tolist()
+    return sum(bit << index for index, bit in enumerate(bits))
 
 
 def _nearest(m: Tensor, target: Format) -> Tensor:
@@ -110,14 +110,14 @@ def _stochastic(m: Tensor, target: Format, key: int) -> Tensor:
     normal = (m + _shift(h, 19)) & ~0x1FFF
     scaled = torch.where(m < 0x38800000, m, 0).view(torch.float32) * 2.0**24
     below = scaled.to(torch.int32)
-    bar = ((scaled - below) * 2.0**31).to(torch.int32)
-    up = _shift(h, 1) < bar
+    threshold = ((scaled - below) * 2.0**31).to(torch.int32)
+    up = _shift(h, 1) < threshold
     small = ((below + up).to(torch.float32) * 2.0**-24).view(torch.int32)
     return torch.where(m < 0x38800000, small, normal)
 
 
 def hash_elements(count: int, key: int, device: torch.device) -> Tensor:
-    """32 random bits, as int32, for each of a number of elements under a key."""
+    """Return 32 random bits, as int32, for each of `count` elements under a key."""
     position = torch.arange(count, dtype=torch.int64, device=device)
     a = _signed(key) + (position >> 32) * _signed(0x85EBCA6B)
     h = (position * _signed(0x9E3779B9) + a).to(torch.int32)
@@ -130,7 +130,7 @@ def hash_elements(count: int, key: int, device: torch.device) -> Tensor:
 
 
 def _shift(x: Tensor, count: int) -> Tensor:
-    """A shift to the right that brings in zeros."""
+    """Shift right and fill with zeros."""
     return (x >> count) & ((1 << (32 - count)) - 1)
 
 

@@ -1,14 +1,11 @@
-"""Native or emulated: what a policy needs, what the machine has, and one line that says what was chosen and why.
+"""Choose how a policy is executed, plain, native or emulated, and give the reason in one line.
 
-The pieces that several verbs need: the data, the network, and a trained network from a checkpoint.
-
-The numerics of a run: how its policy is carried out, who watches, and how the loss is scaled.
-
-What the blocks of a config's network cost in memory and time, without its data, its devices or its weights.
+Native kernels for layers are applied here too, because they are allowed only in plain execution.
 """
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -25,54 +22,62 @@ from convolve.numerics.execution import AutocastExecution, EmulatedExecution, Ex
 from convolve.numerics.formats import FP32
 from convolve.numerics.policy import Policy, build_policy
 
+ExecutionMode = Literal["plain", "native", "emulated"]
 DTYPE_NAMES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class NumericsChoice:
-    """How a policy is carried out, and why that way."""
+    """Execution mode of a policy, and the reason for it."""
 
     policy: Policy
-    execution: str
+    execution: ExecutionMode
     reason: str
 
     def __str__(self) -> str:
         return f"{self.policy.name}: {self.execution}, {self.reason}"
 
 
-def select_numerics(config: PrecisionConfig, where: torch.device, *, watched: bool = False) -> NumericsChoice:
-    """Choose for a config; asking for native where it cannot be is an error that says why."""
+def select_numerics(config: PrecisionConfig, target: torch.device, *, watched: bool = False) -> NumericsChoice:
+    """Choose the execution of a config on a device. Raises DeviceError if native is requested and impossible.
+
+    Args:
+        watched: True if observers need every result, which native kernels cannot provide.
+    """
     policy = build_policy(config)
     if policy.compute is FP32:
         watched = watched or policy.exceptions
-        reason = "every result is looked at" if watched else "fp32 is what this device computes in"
+        reason = "every result is observed" if watched else "the device computes in fp32"
         return NumericsChoice(policy, "emulated" if watched else "plain", reason)
     if config.numerics == "emulated":
-        return NumericsChoice(policy, "emulated", f"as asked, {rounding.describe()}")
-    missing = _beyond_native(policy, watched)
+        return NumericsChoice(policy, "emulated", f"as requested, {rounding.describe()}")
+    missing = _not_native(policy, watched)
     if config.numerics == "native":
-        return _force_native(policy, missing, where)
+        return _force_native(policy, missing, target)
     if policy.stochastic:
         missing.append("stochastic rounding")
     if missing:
-        return NumericsChoice(policy, "emulated", f"no native kernel does {', '.join(missing)}; {rounding.describe()}")
-    works, reason = _decide(policy, where)
-    return NumericsChoice(
-        policy, "native" if works else "emulated", reason if works else f"{reason}; {rounding.describe()}"
-    )
+        return NumericsChoice(
+            policy, "emulated", f"no native kernel supports {', '.join(missing)}; {rounding.describe()}"
+        )
+    worthwhile, reason = _check_native(policy, target)
+    if worthwhile:
+        return NumericsChoice(policy, "native", reason)
+    return NumericsChoice(policy, "emulated", f"{reason}; {rounding.describe()}")
 
 
-def build_execution(choice: NumericsChoice, where: torch.device, watcher: Observer | None = None) -> Execution:
-    """The arithmetic that was chosen."""
+def build_execution(choice: NumericsChoice, target: torch.device, observer: Observer | None = None) -> Execution:
+    """Build the execution of a choice; only an emulated one has an observer."""
     if choice.execution == "plain":
         return PlainExecution()
     if choice.execution == "native":
-        return AutocastExecution(choice.policy, where)
-    return EmulatedExecution(choice.policy, watcher)
+        return AutocastExecution(choice.policy, target)
+    return EmulatedExecution(choice.policy, observer)
 
 
-def _beyond_native(policy: Policy, watched: bool) -> list[str]:
-    wishes = {
+def _not_native(policy: Policy, watched: bool) -> list[str]:
+    """Return the features of a policy that native kernels do not support."""
+    features = {
         "half partials": policy.half_partials,
         "saturation": policy.saturate,
         "floating-point exceptions": policy.exceptions,
@@ -81,57 +86,58 @@ def _beyond_native(policy: Policy, watched: bool) -> list[str]:
         "operation lists": policy.lists is not None,
         "dumps and surveys": watched,
     }
-    return [name for name, wished in wishes.items() if wished]
+    return [name for name, used in features.items() if used]
 
 
-def _force_native(policy: Policy, missing: list[str], where: torch.device) -> NumericsChoice:
+def _force_native(policy: Policy, missing: list[str], target: torch.device) -> NumericsChoice:
     if missing:
         raise DeviceError(
-            f"numerics=native: no native kernel does {', '.join(missing)}; use --numerics emulated or leave that out"
+            f"--numerics native: no native kernel supports {', '.join(missing)}; "
+            "use --numerics emulated or drop these options"
         )
-    if where.type == "cpu" and not _runs_natively(policy):
+    if target.type == "cpu" and not _runs_natively(policy):
         raise DeviceError(
-            f"numerics=native: {policy.compute.name} kernels do not work on this CPU; use --numerics emulated"
+            f"--numerics native: {policy.compute.name} kernels do not work on this CPU; use --numerics emulated"
         )
-    reason = "as asked"
+    reason = "as requested"
     if policy.stochastic:
-        reason += "; computation rounds to nearest, only updates of weights round stochastically"
+        reason += "; computation rounds to nearest, only weight updates round stochastically"
     return NumericsChoice(policy, "native", reason)
 
 
 def _runs_natively(policy: Policy) -> bool:
-    limited, kind = device.ISA_LIMIT in os.environ, DTYPE_NAMES[policy.compute.name]
-    return all(device.probe(operation, kind, limited=limited).works for operation in ("matmul", "convolution"))
+    limited, dtype = device.ISA_LIMIT in os.environ, DTYPE_NAMES[policy.compute.name]
+    return all(device.probe(operation, dtype, limited=limited).works for operation in ("matmul", "convolution"))
 
 
-def _decide(policy: Policy, where: torch.device) -> tuple[bool, str]:
-    """Whether native kernels work and are no slower than fp32, found by running them in a child process."""
+def _check_native(policy: Policy, target: torch.device) -> tuple[bool, str]:
+    """Return whether native kernels work and are no slower than fp32, measured in a child process, and the reason."""
     name = policy.compute.name
-    if where.type != "cpu":
-        return True, f"{where.type} has {name} kernels"
+    if target.type != "cpu":
+        return True, f"{target.type} has {name} kernels"
     if not _runs_natively(policy):
         return False, f"{name} kernels do not work on this CPU"
-    limited, kind = device.ISA_LIMIT in os.environ, DTYPE_NAMES[name]
+    limited, dtypes = device.ISA_LIMIT in os.environ, (DTYPE_NAMES[name], "float32")
     for operation in ("convolution", "matmul"):
-        half, full = (device.probe(operation, one, limited=limited).gflops for one in (kind, "float32"))
+        half, full = (device.probe(operation, dtype, limited=limited).gflops for dtype in dtypes)
         if half < full:
             return False, f"{name} {operation} runs at {half / full:.2f} times the speed of fp32 on this CPU"
     return True, f"{name} kernels work and are no slower than fp32 on this CPU"
 
 
-def use_kernels(config: Config, network: nn.Module, choice: NumericsChoice | None = None) -> list[str]:
-    """Let native code compute layers where the config allows it and nobody looks at each result; returns names.
+def apply_kernels(config: Config, model: nn.Module, choice: NumericsChoice | None = None) -> list[str]:
+    """Replace layers by native ones if the config allows it and execution is plain. Return their names.
 
-    `choice` is what was chosen for the network's device; without one, what would be for a CPU.
+    `choice` is the one for the device of the model, by default the one for a CPU.
     """
     choice = choice or select_numerics(config.precision, torch.device("cpu"))
     if config.run.kernels == "torch" or choice.execution != "plain":
         return []
-    return use_native_layers(network)
+    return use_native_layers(model)
 
 
-def explain_kernels(config: Config, choice: NumericsChoice, where: torch.device) -> str | None:
-    """Why PyTorch computes layers that native code might have computed; None where it does not, or was asked to."""
-    if config.run.kernels == "torch" or choice.execution != "plain" or where.type != "cpu":
+def why_no_kernels(config: Config, choice: NumericsChoice, target: torch.device) -> str | None:
+    """Return why native kernels are unavailable, or None if they are available or could not be used anyway."""
+    if config.run.kernels == "torch" or choice.execution != "plain" or target.type != "cpu":
         return None
     return explain_absence()

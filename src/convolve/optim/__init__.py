@@ -1,1 +1,1 @@
-"""Parameter groups, update rules and learning-rate schedules."""
+"""Parameter groups, optimizers and learning-rate schedules."""

@@ -1,51 +1,47 @@
-"""Update rules that torch does not have, or not in the form that is needed.
+"""Muon: orthogonalized momentum for convolutions (Jordan et al. 2024), Nesterov momentum for all other weights.
 
-The arithmetic, for a weight w with gradient g, rate r, momentum m and decay d (g already holds d w where decay is L2):
+For a weight w with gradient g, learning rate r, momentum m and weight decay d:
 
-    RMSpropTF   s := s + (1 - a) (g^2 - s), s begins at 1;  v := m v + r g / sqrt(s + e);  w := w - v
-    Lars        t = k |w| / (|g| + d |w| + e), 1 where |w| or |g| is 0;  v := m v + r t (g + d w);  w := w - v
-                (You et al. 2017; decay enters once, here. Weights that do not decay have t = 1.)
-    Muon        v := m v + g;  u = orthogonal(g + m v) sqrt(max(1, rows / columns));  w := (1 - r d) w - r u
-                or, with a fixed norm, w := sqrt(rows) w / |w| - r u
-                (Jordan et al. 2024, for convolutions seen as [outputs, inputs x kernel]; all else is Nesterov momentum)
+    orthogonal   v := m v + g;           u = orthogonal(g + m v) sqrt(max(1, rows / columns));   w := (1 - r d) w - r u
+                 or, with a fixed norm,                                                  w := sqrt(rows) w / |w| - r u
+    others       v := m v + (g + d w);                                           w := w - r (g + d w + m v)
 
-RMSpropTF is what TensorFlow computes: epsilon inside the root, and the rate inside the momentum, so that a falling rate
-does not slow down what is already moving.
+A convolution is the matrix [outputs, inputs x kernel]. `orthogonal` sets its singular values to about 1 by `rounds`
+Newton-Schulz iterations.
 """
 
 from typing import Any
 
 from torch import Tensor
 
-from convolve.optim.lars import Rule, _slot
+from convolve.optim.base import PerWeightOptimizer, get_slot
 
-# Newton-Schulz coefficients of Jordan et al.: singular values end between 0.7 and 1.2 after five rounds.
+# Coefficients of Jordan et al.: singular values are between 0.7 and 1.2 after five iterations.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
-class Muon(Rule):
-    """Orthogonalized momentum for convolutions, Nesterov momentum for all else."""
+class Muon(PerWeightOptimizer):
+    """Momentum, orthogonalized in the groups marked `orthogonal`."""
 
     def __init__(self, groups: Any, *, lr: float, momentum: float, rounds: int, fixed_norm: bool) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "rounds": rounds, "fixed_norm": fixed_norm})
 
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-        """Change one weight in place."""
         if not group["orthogonal"]:
             gradient = gradient.add(weight, alpha=group["weight_decay"])
-        velocity = _slot(state, "momentum_buffer", weight).mul_(group["momentum"]).add_(gradient)
-        ahead = gradient.add(velocity, alpha=group["momentum"])
+        velocity = get_slot(state, "momentum_buffer", weight).mul_(group["momentum"]).add_(gradient)
+        direction = gradient.add(velocity, alpha=group["momentum"])
         if group["orthogonal"]:
-            kept = 1 - group["lr"] * group["weight_decay"]
-            weight.mul_(len(weight) ** 0.5 / weight.norm() if group["fixed_norm"] else kept)
-            flat = ahead.reshape(len(ahead), -1)
-            longer = max(1, flat.shape[0] / flat.shape[1])
-            ahead = orthogonalize(flat, group["rounds"]).mul_(longer**0.5).view(ahead.shape)
-        weight.add_(ahead, alpha=-group["lr"])
+            shrink = 1 - group["lr"] * group["weight_decay"]
+            weight.mul_(len(weight) ** 0.5 / weight.norm() if group["fixed_norm"] else shrink)
+            matrix = direction.reshape(len(direction), -1)
+            ratio = max(1, matrix.shape[0] / matrix.shape[1])
+            direction = orthogonalize(matrix, group["rounds"]).mul_(ratio**0.5).view(direction.shape)
+        weight.add_(direction, alpha=-group["lr"])
 
 
 def orthogonalize(matrix: Tensor, rounds: int) -> Tensor:
-    """A matrix with the singular vectors of the given one and singular values near 1."""
+    """Return a matrix with the same singular vectors and singular values near 1."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)

@@ -1,7 +1,7 @@
-"""Update rules by name, and their state as named tensors.
+"""Build optimizers by name, and convert their state to and from named tensors.
 
-State is stored under `<parameter name>.<slot>`, not under positions: a checkpoint then fits any layout that has the
-parameter, and nothing has to be pickled.
+State is stored under `<parameter name>.<slot>`, not under positions. So a checkpoint fits any layout that has the
+parameter, and nothing is pickled.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,31 +21,31 @@ OwnsFn = Callable[[str], bool]
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> Groups:
-    """Parameters that decay, those that do not, and those of either kind with a rate of their own.
+    """Group the trainable parameters by weight decay and learning-rate factor; those that decay come first.
 
-    Norms and biases have one dimension. `rate_factor` is what `set_rate` multiplies the rate of a group by. Parameters
-    that another process updates are left out.
+    Norms and biases are the parameters with at most one dimension. `set_learning_rate` multiplies the learning rate by
+    the `rate_factor` of a group. Parameters that another process updates are skipped, but their groups exist.
     """
-    found: dict[tuple[bool, float, float], list[nn.Parameter]] = {
+    groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {
         (True, config.weight_decay, 1.0): [],
         (False, 0.0, 1.0): [],
     }
     for name, parameter in _parameters(model):
         factor = config.bias_rate_factor if parameter.ndim <= 1 else 1.0
-        decay = decay_of(name, parameter, config)
-        group = found.setdefault((decay is not None, decay or 0.0, factor), [])
+        decay = _weight_decay(name, parameter, config)
+        group = groups.setdefault((decay is not None, decay or 0.0, factor), [])
         if owns(name):
             group.append(parameter)
     if not any(_parameters(model)):
-        raise ConfigError("no parameter is left to train; widen --variable-filter or move --freeze-until")
+        raise ConfigError("no trainable parameters; widen --variable-filter or move --freeze-until")
     return [
         {"params": parameters, "weight_decay": decay, "rate_factor": factor}
-        for (_, decay, factor), parameters in found.items()
+        for (_, decay, factor), parameters in groups.items()
     ]
 
 
-def decay_of(name: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
-    """How strongly a parameter is pulled toward zero; None: not at all, as norms and biases unless asked for."""
+def _weight_decay(name: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
+    """Return the weight decay of a parameter. None, the default for norms and biases, means that it does not decay."""
     if any(part in name for part in config.weight_decay_exclude):
         return None
     if parameter.ndim <= 1 and config.bias_weight_decay is not None:
@@ -58,21 +58,13 @@ def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 
 def _momentum(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        groups, lr=config.learning_rate, momentum=config.momentum, nesterov=config.nesterov, fused=True
-    )
+    momentum, nesterov = config.momentum, config.nesterov
+    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=momentum, nesterov=nesterov, fused=True)
 
 
 def _adam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    return torch.optim.Adam(
-        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimizer_epsilon, fused=True
-    )
-
-
-def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimizer_epsilon, fused=True
-    )
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.optimizer_epsilon, fused=True)
 
 
 def _rmsprop(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
@@ -96,7 +88,6 @@ def _rmsprop_tf(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 
 def _lars(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    """What does not decay (norms, biases, names that are excluded) gets plain momentum."""
     decaying, *others = groups
     marked = [{**decaying, "plain": False}, *({**group, "plain": True} for group in others)]
     return Lars(
@@ -126,11 +117,11 @@ def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     )
 
 
-RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "adam": _adam,
-    "adamw": _adamw,
+    "adamw": _adam,
     "rmsprop": _rmsprop,
     "rmsprop-tf": _rmsprop_tf,
     "lars": _lars,
@@ -139,19 +130,19 @@ RULES: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> torch.optim.Optimizer:
-    """The update rule for a model's parameters, or for those that this process owns."""
-    return RULES[config.optimizer](parameter_groups(model, config, owns), config)
+    """Build the optimizer for the parameters of a model, or for those that this process owns."""
+    return OPTIMIZERS[config.optimizer](parameter_groups(model, config, owns), config)
 
 
 def count_moments(config: OptimConfig) -> tuple[int, int]:
-    """First moments (velocities) and second moments (mean squares) that a rule keeps for each weight."""
-    moving = int(config.momentum > 0)
+    """Return how many first moments (velocities) and second moments (mean squares) an optimizer stores per weight."""
+    velocities = int(config.momentum > 0)
     return {
         "sgd": (0, 0),
-        "momentum": (moving, 0),
+        "momentum": (velocities, 0),
         "adam": (1, 1),
         "adamw": (1, 1),
-        "rmsprop": (moving, 1),
+        "rmsprop": (velocities, 1),
         "rmsprop-tf": (1, 1),
         "lars": (1, 0),
         "muon": (1, 0),
@@ -159,7 +150,7 @@ def count_moments(config: OptimConfig) -> tuple[int, int]:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use this learning rate from the next update on."""
+    """Set the learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
 
@@ -169,7 +160,7 @@ def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name and slot."""
+    """Return the optimizer state by parameter name and slot."""
     return {
         f"{name}.{slot}": value
         for name, parameter in _parameters(model)
@@ -179,19 +170,19 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
 
 
 def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put stored state back, in the memory layout of the parameters (fused rules walk memory, not indices)."""
-    left = set(tensors)
+    """Load stored state in the memory layout of the parameters; fused optimizers iterate over memory, not indices."""
+    unused = set(tensors)
     for name, parameter in _parameters(model):
         slots = {}
-        for key in [key for key in left if key.rpartition(".")[0] == name]:
+        for key in [key for key in unused if key.rpartition(".")[0] == name]:
             stored = tensors[key]
             like = parameter if stored.shape == parameter.shape else stored
             slots[key.rpartition(".")[2]] = torch.empty_like(like, dtype=stored.dtype).copy_(stored)
-            left.discard(key)
+            unused.discard(key)
         if slots:
             optimizer.state[parameter] = slots
-    if left:
+    if unused:
         raise CheckpointError(
-            f"optimizer.safetensors: state for '{sorted(left)[0]}', which this model does not have; "
-            "restore with the config that the checkpoint was made with"
+            f"optimizer.safetensors: unexpected key '{sorted(unused)[0]}' ({len(unused)} in total); "
+            "restore with the config of the checkpoint"
         )

@@ -1,20 +1,21 @@
-"""Learning-rate schedules: pure functions of samples seen, so that no batch size or restart can shift them.
+"""Learning-rate schedules: pure functions of the samples seen, independent of batch size and restarts.
 
-With p = samples / all samples of the run, r the peak rate, w = warm-up in samples:
+With p = samples / all samples of the run, r the peak learning rate, w = warm-up in samples:
 
     constant      r
-    stepped       r * decay^(number of drops d with d < p)
+    stepped       r * decay^(number of milestones d with d < p)
     cosine        r * (1 + cos(pi p)) / 2
     exponential   r * decay^floor(p * drops)           (without `floor` when smooth)
     polynomial    end + (r - end) * (1 - q)^power,     q = (samples - w) / (all samples - w), end = r * ratio
-    trapezoid     straight from r * first to r in the first `rise` of the run; straight to r * last in the last `fall`
-    onecycle      half cosines: from r * first to r in the first `rise` of the run, then to r * last (Smith 2018)
+    trapezoid     linear from r * first to r in the fraction `rise` of the run, linear to r * last in the final `fall`
+    onecycle      half cosines: from r * first to r in the fraction `rise` of the run, then to r * last (Smith 2018)
 
-Warm-up multiplies the value by samples / w while samples < w; for `polynomial` it is the straight line to r.
-Formulas: section 4.1 of the Graphcore TensorFlow CNN application; `exponential` smooth is the Ascend MNIST example's.
+Warm-up multiplies the value by samples / w while samples < w; for `polynomial` it is linear from 0 to r.
+Formulas: section 4.1 of the Graphcore TensorFlow CNN application; smooth `exponential` is that of the Ascend MNIST
+example.
 
-A package offers another shape by an entry point in the group `convolve.schedules` whose object is called as
-`build(config, peak, span)` and returns the rate as a function of samples; warm-up is then its own affair.
+A package adds a schedule by an entry point in the group `convolve.schedules`. It is called as
+`build(config, peak, span)` and returns the learning rate as a function of samples, including any warm-up.
 """
 
 import math
@@ -31,7 +32,7 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class RunSpan:
-    """The run in samples: all of it, and one epoch."""
+    """Length of the run and of one epoch in samples."""
 
     total: int
     epoch: int
@@ -42,11 +43,11 @@ def _constant(config: ScheduleConfig, progress: float) -> float:
 
 
 def _stepped(config: ScheduleConfig, progress: float) -> float:
-    return config.learning_rate_decay ** sum(drop < progress for drop in config.learning_rate_schedule)
+    return config.learning_rate_decay ** sum(milestone < progress for milestone in config.learning_rate_schedule)
 
 
-def _cosine_decay(share: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * share))
+def _cosine_decay(fraction: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * fraction))
 
 
 def _cosine(config: ScheduleConfig, progress: float) -> float:
@@ -91,33 +92,32 @@ def _polynomial(config: ScheduleConfig, peak: float, span: RunSpan) -> Schedule:
     def rate(samples: int) -> float:
         if samples < warmup:
             return peak * samples / warmup
-        left = 1.0 - (samples - warmup) / max(1.0, span.total - warmup)
-        return float(end + (peak - end) * max(0.0, left) ** config.poly_lr_decay_power)
+        remaining = 1.0 - (samples - warmup) / max(1.0, span.total - warmup)
+        return float(end + (peak - end) * max(0.0, remaining) ** config.poly_lr_decay_power)
 
     return rate
 
 
-def _entry_points(name: str) -> Callable[[ScheduleConfig, float, RunSpan], Schedule]:
-    """The schedule that an installed package offers under a name."""
-    offers = list(entry_points(group=SCHEDULE_GROUP, name=name))
-    if len(offers) != 1:
-        raise ConfigError(f"lr-schedule={name}: offered by {len(offers)} packages; there must be one")
+def _load_entry_point(name: str) -> Callable[[ScheduleConfig, float, RunSpan], Schedule]:
+    entries = list(entry_points(group=SCHEDULE_GROUP, name=name))
+    if len(entries) != 1:
+        raise ConfigError(f"--lr-schedule {name}: provided by {len(entries)} packages; keep one of them")
+    target, remedy = entries[0].value, "fix or uninstall the package"
     try:
-        found = offers[0].load()
+        build: Callable[[ScheduleConfig, float, RunSpan], Schedule] = entries[0].load()
     except Exception as error:
-        raise ConfigError(f"lr-schedule={name}: {offers[0].value} cannot be imported ({error}); mend it") from error
-    if not callable(found):
-        raise ConfigError(f"lr-schedule={name}: {offers[0].value} cannot be called; mend the package")
-    build: Callable[[ScheduleConfig, float, RunSpan], Schedule] = found
+        raise ConfigError(f"--lr-schedule {name}: cannot import {target} ({error}); {remedy}") from error
+    if not callable(build):
+        raise ConfigError(f"--lr-schedule {name}: {target} is not callable; {remedy}")
     return build
 
 
 def build_schedule(config: ScheduleConfig, peak: float, span: RunSpan) -> Schedule:
-    """The learning rate as a function of the number of samples seen so far."""
+    """Return the learning rate as a function of the number of samples seen."""
     if config.lr_schedule == "polynomial":
         return _polynomial(config, peak, span)
     if config.lr_schedule not in SHAPES:
-        return _entry_points(config.lr_schedule)(config, peak, span)
+        return _load_entry_point(config.lr_schedule)(config, peak, span)
     shape = SHAPES[config.lr_schedule]
     warmup = config.warmup_epochs * span.epoch
 

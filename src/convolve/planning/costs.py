@@ -15,7 +15,7 @@ from convolve.models.network import Network, Shape, match_blocks
 from convolve.models.summary import summarize
 from convolve.models.timing import BlockTime, time_blocks, time_update
 from convolve.numerics.policy import build_policy
-from convolve.numerics.select import use_kernels
+from convolve.numerics.select import apply_kernels
 from convolve.optim.optimizers import build_optimizer, count_moments
 from convolve.planning.memory import BlockCost, StateBytes, Workload
 
@@ -109,7 +109,7 @@ def measure_costs(config: Config, network: Network, threads: int) -> Costs:
     samples = config.optim.batch_size
     filled = registry.find(config.model.model).fill(network, config.run.seed)
     filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    use_kernels(config, filled)
+    apply_kernels(config, filled)
     optimizer = build_optimizer(filled, config.settled_optim())
     with _threads(threads):
         timing = time_blocks(filled, samples, PROFILE_SECONDS)

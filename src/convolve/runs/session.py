@@ -67,7 +67,7 @@ from convolve.models import registry
 from convolve.models.network import Network
 from convolve.models.summary import summarize
 from convolve.numerics.execution import Execution
-from convolve.numerics.select import explain_kernels, use_kernels
+from convolve.numerics.select import apply_kernels, why_no_kernels
 from convolve.optim.optimizers import build_optimizer
 from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER, CONFIG_FILE, GRAPH_FILE
@@ -138,7 +138,7 @@ class Session:
         )
         self.state.arithmetic, self.state.scaler = numerics.arithmetic, numerics.scaler
         numerics.arithmetic.install(self.state.model)
-        self.native_layers = use_kernels(self.config, self.state.model, numerics.choice)
+        self.native_layers = apply_kernels(self.config, self.state.model, numerics.choice)
         numerics.arithmetic.round_initial_weights()
         return numerics
 
@@ -231,7 +231,7 @@ class Session:
         self.writer.event("numerics", **self.numerics.facts())
         if self.numerics.choice.execution != "plain":
             self.console.info(f"numerics {self.numerics.choice}")
-        if missing := explain_kernels(self.config, self.numerics.choice, self.material.device):
+        if missing := why_no_kernels(self.config, self.numerics.choice, self.material.device):
             self.console.info(f"layers without native code ({missing}): PyTorch's do the same work, and take longer")
 
     def assemble(self) -> Callbacks:

@@ -1,4 +1,4 @@
-"""The emulated 16-bit machine: every value on the grid, the right layer named, natives agreed with."""
+"""The emulated 16-bit device: every value is on the grid, has the right layer, and agrees with native kernels."""
 
 import copy
 import json
@@ -62,9 +62,9 @@ def run(network, execution, step=0, seed=0, batches=((0, 4),), scale=1.0):
     return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}, torch.cat(logits)
 
 
-def emulate(watcher=None, **given):
+def emulate(observer=None, **options):
     network = make_network()
-    execution = EmulatedExecution(build_policy(PrecisionConfig(**given)), watcher)
+    execution = EmulatedExecution(build_policy(PrecisionConfig(**options)), observer)
     execution.install(network)
     execution.round_initial_weights()
     return network, execution
@@ -263,7 +263,7 @@ def test_a_trap_works_in_fp32_too():
         run(network, execution)
 
 
-def test_a_saturating_machine_has_no_infinities_but_reports_the_overflow():
+def test_a_saturating_device_has_no_infinities_but_reports_the_overflow():
     network, execution = emulate(precision="16.16", saturate_on_overflow=True)
     gradients, _ = run(network, execution)
     assert not execution.overflowed()
@@ -273,8 +273,8 @@ def test_a_saturating_machine_has_no_infinities_but_reports_the_overflow():
 
 
 def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
-    watcher = Observers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
-    network, execution = emulate(watcher, precision="16.16")
+    observer = Observers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
+    network, execution = emulate(observer, precision="16.16")
     for step in range(6):
         run(network, execution, step=step, scale=1e8 if step > 4 else 1.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -12,7 +12,7 @@ from convolve.numerics.rounding import Grid, rounded
 
 
 def round_exactly(value, target):
-    """The nearest number of a format to a fraction, ties to even, by arithmetic on fractions alone."""
+    """Round a fraction to the nearest number of a format, ties to even, by arithmetic on fractions alone."""
     if value == 0:
         return Fraction(0)
     size, exponent = abs(value), 0
@@ -35,7 +35,7 @@ def dot_exactly(a, b, target):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 30.0])
-@pytest.mark.parametrize("target", [FP16, BF16], ids=lambda one: one.name)
+@pytest.mark.parametrize("target", [FP16, BF16], ids=lambda target: target.name)
 def test_a_dot_product_equals_the_exact_reference(target, scale):
     draw = torch.Generator().manual_seed(3)
     a, b = (rounded(torch.randn(*shape, generator=draw) * scale, Grid(target)) for shape in ((5, 83), (83, 4)))
@@ -45,13 +45,13 @@ def test_a_dot_product_equals_the_exact_reference(target, scale):
             assert result[row, column].item() == dot_exactly(a[row].tolist(), b[:, column].tolist(), target)
 
 
-def test_a_bias_is_added_last_with_a_rounding_of_its_own():
+def test_a_bias_is_added_last_and_rounded_separately():
     grid = Grid(FP16)
     a, b, bias = (rounded(torch.randn(*shape), grid) for shape in ((3, 40), (40, 6), (6,)))
     assert torch.equal(multiply_add(bias, a, b, grid), rounded(multiply(a, b, grid) + bias, grid))
 
 
-def test_sixteen_bit_accumulation_stalls_where_fp32_does_not():
+def test_sixteen_bit_accumulation_stalls_and_fp32_does_not():
     """4096 ones: fp16 counts in twos from 2048 on, so adding 16 at a time still works, adding 1 at the end does not."""
     ones, tail = torch.ones(1, 4097), torch.ones(4097, 1)
     assert multiply(ones, tail, Grid(FP16)).item() == 4096
@@ -71,8 +71,8 @@ def test_convolutions_and_their_gradients_are_those_of_torch_but_for_rounding(st
     expected = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
     both = [stride] * 2, [padding] * 2, [dilation] * 2
     convolution = Convolution(*both, groups, Grid(FP16))
-    found = convolution.forward(x.detach(), weight.detach(), bias.detach(), None)
-    assert torch.allclose(found, expected, atol=0.1)
+    output = convolution.forward(x.detach(), weight.detach(), bias.detach(), None)
+    assert torch.allclose(output, expected, atol=0.1)
     grad = rounded(torch.randn(expected.shape, generator=draw), Grid(FP16))
     expected.backward(grad)
     gradients = convolution.backward(grad, x.detach(), weight.detach(), (True, True, True), None)

@@ -16,12 +16,12 @@ from convolve.numerics.select import select_numerics
 CPU = torch.device("cpu")
 
 
-def policy(**given):
-    return build_policy(PrecisionConfig(**given))
+def policy(**options):
+    return build_policy(PrecisionConfig(**options))
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("options", "name"),
     [
         ({}, "32.32"),
         ({"precision": "32.32", "stochastic_rounding": True, "enable_half_partials": True}, "32.32"),
@@ -40,8 +40,8 @@ def policy(**given):
         ({"precision_mode": "force_fp16"}, "16.32 fp16"),
     ],
 )
-def test_a_config_means_a_policy(given, name):
-    assert policy(**given).name == name
+def test_a_config_means_a_policy(options, name):
+    assert policy(**options).name == name
 
 
 def test_formats_follow_the_precision():
@@ -70,10 +70,10 @@ def test_a_mix_list_moves_operations(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "must be an object"),
+        ("{", "cannot read as JSON"),
+        ("[]", "not an object; write black-list"),
         ('{"blacklist": {}}', "did you mean black-list"),
-        ('{"black-list": {"add": []}}', "to-add and to-remove, nothing else"),
+        ('{"black-list": {"add": []}}', "unknown key in black-list; use only to-add and to-remove"),
         ('{"black-list": {"to-add": "Mul"}}', "lists of operation types"),
     ],
 )
@@ -84,18 +84,18 @@ def test_a_broken_mix_list_is_named(tmp_path, text, message):
         policy(precision_mode="allow_mix_precision", mixlist_file=file)
 
 
-def test_the_choice_is_said_with_its_reason():
+def test_the_choice_comes_with_its_reason():
     assert select_numerics(PrecisionConfig(), CPU).execution == "plain"
     stochastic = select_numerics(PrecisionConfig(precision="16.16"), CPU)
     assert stochastic.execution == "emulated" and "stochastic rounding" in str(stochastic)
-    asked = select_numerics(PrecisionConfig(precision="16.32", numerics="emulated"), CPU)
-    assert asked.execution == "emulated" and "as asked" in asked.reason
+    requested = select_numerics(PrecisionConfig(precision="16.32", numerics="emulated"), CPU)
+    assert requested.execution == "emulated" and "as requested" in requested.reason
     watched = select_numerics(PrecisionConfig(fp_exceptions=True), CPU)
     assert watched.execution == "emulated"
 
 
-def test_asking_for_native_where_it_cannot_be_is_refused():
-    with pytest.raises(DeviceError, match="no native kernel does half partials, saturation"):
+def test_native_numerics_that_are_impossible_are_rejected():
+    with pytest.raises(DeviceError, match="no native kernel supports half partials, saturation"):
         select_numerics(
             PrecisionConfig(precision="16.32", numerics="native", enable_half_partials=True, saturate_on_overflow=True),
             CPU,
@@ -111,25 +111,25 @@ def test_asking_for_native_where_it_cannot_be_is_refused():
     ],
 )
 def test_auto_explains_what_the_probe_found(tmp_path, monkeypatch, works, speeds, execution, reason):
-    """The probe's answers are read from its own file, as they would be on another machine."""
+    """The results of the probe are read from its cache file, as on another machine."""
     from dataclasses import asdict
 
     from convolve import device
 
     monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path))
     monkeypatch.delenv(device.ISA_LIMIT, raising=False)
-    answers = {}
+    results = {}
     for operation in ("matmul", "convolution"):
         for kind, speed in (("bfloat16", speeds[0]), ("float32", speeds[1])):
-            ability = device.Capability(operation, kind, works or kind == "float32", speed, False)
-            answers[f"{operation}-{kind}-free"] = asdict(ability)
-    device._probe_file().write_text(json.dumps(answers))
+            capability = device.Capability(operation, kind, works or kind == "float32", speed, False)
+            results[f"{operation}-{kind}-free"] = asdict(capability)
+    device._probe_file().write_text(json.dumps(results))
     choice = select_numerics(PrecisionConfig(precision="16.32", half_type="bf16"), CPU)
     assert choice.execution == execution
     assert reason in choice.reason
 
 
-def test_the_reason_for_rounding_without_native_code_is_told(monkeypatch):
+def test_the_choice_names_the_reason_for_rounding_without_native_code(monkeypatch):
     monkeypatch.setattr(rounding, "_library", lambda: "cc failed: no such option")
     choice = select_numerics(PrecisionConfig(precision="16.16"), torch.device("cpu"))
     assert "rounding in torch (cc failed: no such option)" in choice.reason

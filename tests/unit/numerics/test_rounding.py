@@ -1,4 +1,4 @@
-"""Rounding: the formats' grids, both forms, both rules."""
+"""Rounding: both formats, native and torch, to nearest and stochastic."""
 
 import subprocess
 import sys
@@ -41,14 +41,14 @@ def native_and_torch(x, grid, key=None):
     return pair
 
 
-@pytest.mark.parametrize("target", HALVES, ids=lambda one: one.name)
-def test_formats_know_their_range(target):
+@pytest.mark.parametrize("target", HALVES, ids=lambda target: target.name)
+def test_the_range_of_a_format_is_that_of_torchs_type(target):
     info = torch.finfo(target.dtype)
     assert (target.bits, target.largest, target.smallest_normal) == (16, info.max, info.tiny)
     assert target.smallest == info.smallest_normal * info.eps
 
 
-@pytest.mark.parametrize("target", HALVES, ids=lambda one: one.name)
+@pytest.mark.parametrize("target", HALVES, ids=lambda target: target.name)
 def test_nearest_has_the_bits_of_torchs_cast_on_every_value_every_midpoint_and_random_floats(target):
     values = all_values(target)
     midpoints = ((values[1:].double() + values[:-1].double()) / 2).float()
@@ -61,8 +61,8 @@ def test_nearest_has_the_bits_of_torchs_cast_on_every_value_every_midpoint_and_r
 
 
 @pytest.mark.parametrize("saturate", [False, True])
-@pytest.mark.parametrize("target", HALVES, ids=lambda one: one.name)
-def test_the_native_and_the_torch_form_have_the_same_bits_and_flags(target, saturate):
+@pytest.mark.parametrize("target", HALVES, ids=lambda target: target.name)
+def test_native_and_torch_rounding_have_the_same_bits_and_flags(target, saturate):
     assert rounding.load() is not None or pytest.skip("no C compiler here")
     for key in (None, 7, 2**64 - 1):
         (one, flags_one), (two, flags_two) = native_and_torch(hard_floats(), Grid(target, saturate), key)
@@ -70,7 +70,7 @@ def test_the_native_and_the_torch_form_have_the_same_bits_and_flags(target, satu
         assert flags_one == flags_two
 
 
-def test_fp32_is_looked_at_and_left():
+def test_fp32_is_checked_and_not_changed():
     x = hard_floats()
     (one, flags_one), (two, flags_two) = native_and_torch(x, Grid(FP32))
     assert same_bits(one, x) and same_bits(two, x)
@@ -92,11 +92,11 @@ def test_overflow_becomes_infinity_or_the_end_of_the_range(value, flags, plain, 
             assert (result.item(), found) == (expected, flags)
 
 
-@pytest.mark.parametrize("target", HALVES, ids=lambda one: one.name)
+@pytest.mark.parametrize("target", HALVES, ids=lambda target: target.name)
 def test_stochastic_rounding_is_unbiased_within_4_sigma_on_ten_million_draws(target):
     """Ten values, a million draws each; subnormals, a negative one and one close to a grid point are among them."""
     step, least = 2.0**-target.mantissa_bits, target.smallest
-    values = [1 + step * share for share in (0.5, 0.25, 0.9, 0.01, 1 / 3)]
+    values = [1 + step * fraction for fraction in (0.5, 0.25, 0.9, 0.01, 1 / 3)]
     values += [-3.3, 1000.7, least * 0.3, least * 5.5, 0.1]
     draws = 1_000_000
     for number, value in enumerate(values):
@@ -106,9 +106,9 @@ def test_stochastic_rounding_is_unbiased_within_4_sigma_on_ten_million_draws(tar
         low, high = x.aminmax()
         ups = int((x == high).sum())
         assert low < high and ups + int((x == low).sum()) == draws, f"{value} became more or less than two values"
-        chance = (exact - low.item()) / (high.item() - low.item())
-        sigma = (draws * chance * (1 - chance)) ** 0.5
-        assert abs(ups - draws * chance) < 4 * sigma, f"{value}: {ups} of {draws} with chance {chance}"
+        probability = (exact - low.item()) / (high.item() - low.item())
+        sigma = (draws * probability * (1 - probability)) ** 0.5
+        assert abs(ups - draws * probability) < 4 * sigma, f"{value}: {ups} of {draws} with probability {probability}"
 
 
 def test_stochastic_rounding_has_the_same_bits_from_the_same_key_and_others_from_another():
@@ -143,7 +143,7 @@ def test_any_memory_layout_is_rounded(key):
     assert round_(torch.empty(0), Grid(FP16)) == 0
 
 
-def test_without_a_compiler_the_torch_form_does_the_work(tmp_path):
+def test_without_a_compiler_torch_rounds(tmp_path):
     code = (
         "import torch; from convolve.kernels import rounding as kernel; from convolve.numerics.rounding import *;"
         "from convolve.numerics.formats import FP16; assert kernel.load() is None;"

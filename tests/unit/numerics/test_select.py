@@ -1,4 +1,4 @@
-"""Where native layers may compute, and what is said where they cannot."""
+"""When native layers are used, and the reason that is printed if they are not."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ CPU = torch.device("cpu")
 TINY = {"dataset": "digits", "model": "lenet-bn", "batch_size": 32, "iterations": 1, "report": False, "curves": False}
 
 
-class Listener(SilentConsole):
+class Recorder(SilentConsole):
     def __init__(self):
-        self.heard = []
+        self.lines = []
 
     def info(self, text):
-        self.heard.append(text)
+        self.lines.append(text)
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def no_compiler(monkeypatch):
 
 def explain(where=CPU, **options):
     config = make_config({**TINY, **options})
-    return select.explain_kernels(config, select_numerics(config.precision, CPU), where)
+    return select.why_no_kernels(config, select_numerics(config.precision, CPU), where)
 
 
-def test_a_training_says_why_it_has_no_native_layers(no_compiler, tmp_path):
-    console = Listener()
+def test_a_run_prints_why_it_has_no_native_layers(no_compiler, tmp_path):
+    console = Recorder()
     session.train(make_config({**TINY, "run_dir": tmp_path / "run"}), console)
-    assert "layers without native code (no C compiler): PyTorch's do the same work, and take longer" in console.heard
+    assert "layers without native code (no C compiler): PyTorch's do the same work, and take longer" in console.lines
 
 
-def test_nobody_misses_native_layers_that_were_not_wanted(no_compiler):
+def test_no_reason_is_given_if_native_layers_could_not_be_used(no_compiler):
     assert explain() == "no C compiler"
     assert explain(kernels="torch") is None
     assert explain(precision="16.16") is None

@@ -1,4 +1,4 @@
-"""Update rules against references written from their papers, in float64 and numpy."""
+"""Optimizers against references written from their papers, in float64 and numpy."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ RATES = (0.1, 0.1, 0.05, 0.02)
 
 
 def run(shape, **options):
-    """The weights after a few steps with given gradients, and the gradients."""
+    """Return the weights after a few steps, the initial weights and the gradients."""
     draw = np.random.default_rng(0)
     first, gradients = draw.normal(size=shape), [draw.normal(size=shape) for _ in RATES]
     holder = nn.Module()
@@ -27,50 +27,50 @@ def run(shape, **options):
     return holder.weight.detach().numpy(), first, gradients
 
 
-def test_rmsprop_tf_has_epsilon_inside_the_root_and_begins_at_one():
+def test_rmsprop_tf_has_epsilon_inside_the_root_and_starts_at_one():
     options = {"optimizer": "rmsprop-tf", "momentum": 0.9, "rmsprop_decay": 0.8, "optimizer_epsilon": 1e-3}
-    found, w, gradients = run((3, 4), weight_decay=0.01, **options)
+    weights, w, gradients = run((3, 4), weight_decay=0.01, **options)
     square, velocity = np.ones_like(w), np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
         g = g + 0.01 * w
         square = 0.8 * square + 0.2 * g**2
         velocity = 0.9 * velocity + rate * g / np.sqrt(square + 1e-3)
         w = w - velocity
-    np.testing.assert_allclose(found, w, rtol=1e-12)
+    np.testing.assert_allclose(weights, w, rtol=1e-12)
 
 
-def test_rmsprop_has_epsilon_outside_the_root_and_begins_at_zero():
+def test_rmsprop_has_epsilon_outside_the_root_and_starts_at_zero():
     options = {"optimizer": "rmsprop", "momentum": 0.9, "rmsprop_decay": 0.8, "optimizer_epsilon": 1e-3}
-    found, w, gradients = run((3, 4), **options)
+    weights, w, gradients = run((3, 4), **options)
     square, velocity = np.zeros_like(w), np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
         square = 0.8 * square + 0.2 * g**2
         velocity = 0.9 * velocity + g / (np.sqrt(square) + 1e-3)
         w = w - rate * velocity
-    np.testing.assert_allclose(found, w, rtol=1e-12)
+    np.testing.assert_allclose(weights, w, rtol=1e-12)
 
 
 def test_lars_is_the_paper_with_decay_once():
     options = {"optimizer": "lars", "momentum": 0.9, "lars_eeta": 0.01, "weight_decay": 0.05, "lars_epsilon": 1e-6}
-    found, w, gradients = run((3, 4), **options)
+    weights, w, gradients = run((3, 4), **options)
     velocity = np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
         trust = 0.01 * np.linalg.norm(w) / (np.linalg.norm(g) + 0.05 * np.linalg.norm(w) + 1e-6)
         velocity = 0.9 * velocity + rate * trust * (g + 0.05 * w)
         w = w - velocity
-    np.testing.assert_allclose(found, w, rtol=1e-10)
+    np.testing.assert_allclose(weights, w, rtol=1e-10)
 
 
 def test_lars_treats_norms_and_biases_plainly():
-    found, w, gradients = run((5,), optimizer="lars", momentum=0.9, weight_decay=0.05)
+    weights, w, gradients = run((5,), optimizer="lars", momentum=0.9, weight_decay=0.05)
     velocity = np.zeros_like(w)
     for rate, g in zip(RATES, gradients, strict=True):
         velocity = 0.9 * velocity + rate * g
         w = w - velocity
-    np.testing.assert_allclose(found, w, rtol=1e-12)
+    np.testing.assert_allclose(weights, w, rtol=1e-12)
 
 
-def test_lars_takes_a_plain_step_where_a_norm_is_zero():
+def test_lars_takes_a_plain_step_if_a_norm_is_zero():
     holder = nn.Module()
     holder.weight = nn.Parameter(torch.zeros(2, 2))
     optimizer = build_optimizer(holder, OptimConfig(optimizer="lars", learning_rate=0.5))
@@ -109,7 +109,7 @@ def test_names_can_be_kept_from_decaying():
     assert len(others["params"]) == 3
 
 
-def test_biases_can_have_a_rate_of_their_own():
+def test_biases_can_have_another_learning_rate():
     model = nn.Linear(3, 2)
     optimizer = build_optimizer(model, OptimConfig(optimizer="momentum", bias_rate_factor=64))
     set_learning_rate(optimizer, 0.5)
@@ -119,13 +119,13 @@ def test_biases_can_have_a_rate_of_their_own():
     }
 
 
-def test_nothing_left_to_train_is_an_error():
+def test_a_model_without_trainable_parameters_is_an_error():
     model = nn.Linear(3, 2).requires_grad_(False)
-    with pytest.raises(ConfigError, match="no parameter is left to train"):
+    with pytest.raises(ConfigError, match="no trainable parameters"):
         build_optimizer(model, OptimConfig())
 
 
-def test_rules_are_known_by_the_names_of_the_original_systems():
+def test_optimizers_are_known_by_the_names_of_the_original_systems():
     names = {
         "SGD": "sgd",
         "RMSprop": "rmsprop-tf",
@@ -136,7 +136,7 @@ def test_rules_are_known_by_the_names_of_the_original_systems():
     assert {name: OptimConfig(optimizer=name).optimizer for name in names} == names
 
 
-def test_muon_with_a_fixed_norm_begins_each_update_at_it():
+def test_muon_with_a_fixed_norm_starts_each_update_at_it():
     weight = nn.Parameter(torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0)))
     before = weight.detach().clone()
     weight.grad = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(1))
@@ -146,7 +146,7 @@ def test_muon_with_a_fixed_norm_begins_each_update_at_it():
     torch.testing.assert_close(weight.detach(), before * 6**0.5 / before.norm() - 0.25 * update)
 
 
-def test_muon_gives_the_rest_a_momentum_of_its_own():
+def test_muon_can_give_the_other_weights_another_momentum():
     config = OptimConfig(optimizer="muon", momentum=0.6, muon_rest_momentum=0.85)
     groups = build_optimizer(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), config).param_groups
     momenta = {parameter.ndim: group["momentum"] for group in groups for parameter in group["params"]}

@@ -5,7 +5,7 @@ from torch import nn
 from convolve.config import OptimConfig
 from convolve.errors import CheckpointError
 from convolve.optim.optimizers import (
-    RULES,
+    OPTIMIZERS,
     build_optimizer,
     count_moments,
     load_state,
@@ -42,7 +42,7 @@ def test_everything_decays_when_asked():
     assert (len(decaying["params"]), len(others["params"])) == (6, 0)
 
 
-def test_norms_and_biases_can_have_a_decay_of_their_own():
+def test_norms_and_biases_can_have_another_decay():
     config = OptimConfig(weight_decay=0.1, bias_weight_decay=0.3, weight_decay_exclude=("1.",))
     groups = build_optimizer(make_model(), config).param_groups
     found = {(group["weight_decay"], p.ndim) for group in groups for p in group["params"]}
@@ -63,7 +63,7 @@ def test_momentum_is_its_formula():
     assert torch.allclose(weight, expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", OPTIMIZERS)
 def test_restored_state_continues_bit_for_bit(rule):
     config = OptimConfig(optimizer=rule, learning_rate=0.01, weight_decay=1e-3)
     model = make_model()
@@ -80,16 +80,16 @@ def test_restored_state_continues_bit_for_bit(rule):
         assert torch.equal(one, other)
 
 
-def test_state_of_an_unknown_parameter_is_refused():
+def test_state_of_an_unknown_parameter_is_rejected():
     model = make_model()
-    with pytest.raises(CheckpointError, match="state for 'ghost.exp_avg', which this model does not have"):
+    with pytest.raises(CheckpointError, match="unexpected key 'ghost.exp_avg' .1 in total.; restore"):
         load_state(build_optimizer(model, OptimConfig(optimizer="adam")), model, {"ghost.exp_avg": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("rule", list(RULES))
-def test_moments_are_counted_as_they_are_really_kept(rule, momentum):
-    """What `convolve plan` calculates memory with."""
+@pytest.mark.parametrize("rule", list(OPTIMIZERS))
+def test_counted_moments_are_those_that_are_stored(rule, momentum):
+    """`convolve plan` computes memory with these counts."""
     config = OptimConfig(optimizer=rule, momentum=momentum)
     layer = nn.Conv2d(2, 3, 3)
     optimizer = build_optimizer(layer, config)

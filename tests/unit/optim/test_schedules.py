@@ -19,7 +19,7 @@ def test_constant_never_changes():
     assert rates([0, 500, 1000]) == [2.0, 2.0, 2.0]
 
 
-def test_stepped_drops_after_each_share_of_the_run():
+def test_stepped_drops_after_each_milestone():
     found = rates([0, 500, 501, 750, 751, 999], lr_schedule="stepped", learning_rate_decay=0.1)
     assert found == pytest.approx([2.0, 2.0, 0.2, 0.2, 0.02, 0.02])
 
@@ -46,7 +46,7 @@ def test_polynomial_rises_to_the_peak_and_ends_at_its_ratio():
 
 
 @pytest.mark.parametrize("shape", ["constant", "stepped", "cosine", "exponential"])
-def test_warmup_multiplies_the_schedule_by_the_share_done(shape):
+def test_warmup_multiplies_the_schedule_by_the_fraction_done(shape):
     warm = rates([0, 50, 150, 200, 300], lr_schedule=shape, warmup_epochs=2)
     cold = rates([0, 50, 150, 200, 300], lr_schedule=shape)
     assert warm == pytest.approx([c * w for c, w in zip(cold, [0, 0.25, 0.75, 1, 1], strict=True)])
@@ -87,9 +87,9 @@ def test_a_schedule_of_another_package_is_found():
 
 @pytest.mark.usefixtures("package")
 def test_a_schedule_that_is_broken_is_named():
-    with pytest.raises(ConfigError, match="lr-schedule=wrong: other_schedules:WRONG cannot be called"):
+    with pytest.raises(ConfigError, match="--lr-schedule wrong: other_schedules:WRONG is not callable"):
         rates([0], lr_schedule="wrong")
-    with pytest.raises(ConfigError, match="lr-schedule=gone: nowhere_schedules:build cannot be imported"):
+    with pytest.raises(ConfigError, match="--lr-schedule gone: cannot import nowhere_schedules:build"):
         rates([0], lr_schedule="gone")
 
 

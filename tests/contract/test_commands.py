@@ -178,7 +178,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["train", "--model", "lenet6", "--dataset", "digits"], 2, "model lenet6: no network has that name"),
         (["train", "--device", "cuda", "--dataset", "digits"], 2, "device=cuda: there is none on this machine"),
         (["train", "--device", "abacus"], 2, "device=abacus: not a device that PyTorch drives here"),
-        (["train", "--learing_rata", "1"], 2, "--learing-rata is not offered: it was misspelt"),
+        (["train", "--learing_rata", "1"], 2, "--learing-rata is not offered: it was misspelled"),
         (["train", "--dataset", "minst"], 2, "did you mean mnist"),
         (["train", "--hold-out", "1500", "--dataset", "digits"], 2, "hold-out=1500: digits has 1500 training images"),
         (["train", "--config-path", "none.yml"], 2, "none.yml: cannot be read"),

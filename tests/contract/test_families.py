@@ -79,5 +79,5 @@ def test_a_mistake_is_one_clear_line_before_any_work(arguments, message, tmp_pat
 
 
 def test_a_momentum_that_is_no_number_is_refused():
-    with pytest.raises(ConfigError, match="batchnorm-momentum=much: must be a number"):
+    with pytest.raises(ConfigError, match="--batchnorm-momentum much: must be a number"):
         translate(["--batchnorm-momentum", "much"])

@@ -1,12 +1,11 @@
-"""Option names of the systems that convolve replaces: what each is called here.
+"""Option names of the systems that convolve replaces, and their names here.
 
-The tables hold the digit examples of Paddle on IPU and of Ascend (TensorFlow 1 and 2), and Graphcore's applications in
-TensorFlow and PyTorch. Underscores and dashes are the same everywhere, so only names that differ otherwise are listed.
+The tables cover the digit examples of Paddle on IPU and of Ascend (TensorFlow 1 and 2), and Graphcore's applications in
+TensorFlow and PyTorch. Underscores and dashes are interchangeable, so only names that differ otherwise are listed.
 
-Old options of the programs beside training: validating, resuming, averaging, inference, data sets, launching.
-
-The originals had a program for each, and most wanted the whole training command line again. Here a checkpoint holds its
-own options, so these verbs take few; what else was usual is translated, or refused with a reason.
+The originals have separate programs for validation, resuming, averaging, inference, data sets and launching, most of
+which need the whole training command line again. Here a checkpoint contains its options, so these commands take few.
+Other options of the originals are translated, or rejected with a reason.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -100,7 +99,7 @@ def _parse_bool(name: str, value: str | None) -> bool:
     words = {None: True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     key = None if value is None else value.lower()
     if key not in words:
-        raise ConfigError(f"{name}={value}: write True or False")
+        raise ConfigError(f"--{name} {value}: must be True or False")
     return words[key]
 
 
@@ -117,38 +116,38 @@ def _stochastic_rounding(value: str | None) -> list[str]:
 def _distribution(value: str | None) -> list[str]:
     if (value or "").lower() in ("off", "one_device", "mirrored"):
         return []
-    raise ConfigError(f"distribution-strategy={value}: strategies are not chosen by name here; {ONE_DEVICE}")
+    raise ConfigError(f"--distribution-strategy {value}: strategies are not selected by name; {ONE_DEVICE}")
 
 
 def _batch_norm_momentum(value: str | None) -> list[str]:
-    """PyTorch's momentum is the share of the new statistics, a decay the share of the old ones."""
+    """Convert PyTorch's momentum, the weight of the new statistics, to a decay, the weight of the old ones."""
     try:
         return ["--bn-decay", f"{1 - float(value or ''):.12g}"]
     except ValueError:
-        raise ConfigError(f"batchnorm-momentum={value}: must be a number; it is 1 - bn-decay") from None
+        raise ConfigError(f"--batchnorm-momentum {value}: must be a number; it is 1 - bn-decay") from None
 
 
 def _normalization_location(value: str | None) -> list[str]:
-    places = {"host": ["--hostside-norm"], "ipu": ["--no-hostside-norm"], "none": ["--normalization", "unit"]}
-    if value not in places:
-        raise ConfigError(f"normalization-location={value}: must be host, ipu or none")
-    return places[value]
+    flags = {"host": ["--hostside-norm"], "ipu": ["--no-hostside-norm"], "none": ["--normalization", "unit"]}
+    if value not in flags:
+        raise ConfigError(f"--normalization-location {value}: must be host, ipu or none")
+    return flags[value]
 
 
 def _loss_scale(value: str | None) -> list[str]:
-    """Ascend's value: 0 is its own changing rule, 1 and more a constant factor."""
+    """Translate Ascend's value: 0 is its dynamic rule, 1 or more a constant factor."""
     return ["--loss-scaling-rule", "ascend"] if value in ("0", "0.0") else ["--loss-scaling", value or ""]
 
 
 def _data(value: str | None) -> list[str]:
-    """Graphcore's PyTorch application has made-up data among the names of data sets."""
-    made_up = {"generated": ["--generated-data"], "synthetic": ["--synthetic-data"]}
-    return made_up.get(value or "", ["--dataset", value or ""])
+    """Translate data set names of Graphcore's PyTorch application, which include generated data."""
+    generated = {"generated": ["--generated-data"], "synthetic": ["--synthetic-data"]}
+    return generated.get(value or "", ["--dataset", value or ""])
 
 
 def _recompute_mode(value: str | None) -> list[str]:
     if value not in ("none", "auto", "manual"):
-        raise ConfigError(f"recompute-mode={value}: must be none, auto or manual")
+        raise ConfigError(f"--recompute-mode {value}: must be none, auto or manual")
     return ["--no-enable-recomputation" if value == "none" else "--enable-recomputation"]
 
 
@@ -166,7 +165,7 @@ SPECIAL: dict[str, Callable[[str | None], list[str]]] = {
 
 
 def split_options(arguments: Sequence[str]) -> list[tuple[str | None, list[str]]]:
-    """Options with the words that follow them; words before the first option stand under None."""
+    """Group a command line by option. Words before the first option are under None."""
     groups: list[tuple[str | None, list[str]]] = [(None, [])]
     for position, word in enumerate(arguments):
         if word == "--":
@@ -181,24 +180,24 @@ def split_options(arguments: Sequence[str]) -> list[tuple[str | None, list[str]]
 
 
 def _steps_to_iterations(groups: list[tuple[str | None, list[str]]]) -> list[tuple[str | None, list[str]]]:
-    """`--steps S --epochs E` (steps in each epoch) becomes `--iterations S*E`; 0 steps meant a whole pass."""
+    """Translate `--steps S --epochs E` (steps per epoch) to `--iterations S*E`. 0 steps mean a whole epoch."""
     words = {name: words for name, words in groups if name in ("steps", "epochs")}
     if "steps" not in words:
         return groups
-    kept = [(name, group) for name, group in groups if name != "steps"]
+    others = [(name, group) for name, group in groups if name != "steps"]
     if words["steps"][:1] == ["0"]:
-        return kept
+        return others
     try:
         total = int(words["steps"][0]) * int(words.get("epochs", ["1"])[0])
     except (ValueError, IndexError):
         raise ConfigError(
-            f"steps={' '.join(words['steps'])}: steps per epoch is a whole number; 0 means a whole pass"
+            f"--steps {' '.join(words['steps'])}: must be an integer, steps per epoch; 0 means a whole epoch"
         ) from None
-    return [(name, group) for name, group in kept if name != "epochs"] + [("iterations", [str(total)])]
+    return [(name, group) for name, group in others if name != "epochs"] + [("iterations", [str(total)])]
 
 
 def _sgd_with_momentum(groups: list[tuple[str | None, list[str]]]) -> list[tuple[str | None, list[str]]]:
-    """In PyTorch `sgd` takes a momentum; here that rule is called `momentum`."""
+    """Translate PyTorch's `sgd` with a momentum to `momentum`."""
     if not any(name == "momentum" and words[:1] not in ([], ["0"], ["0.0"]) for name, words in groups):
         return groups
     return [
@@ -208,7 +207,7 @@ def _sgd_with_momentum(groups: list[tuple[str | None, list[str]]]) -> list[tuple
 
 
 def _apply_switches(groups: list[tuple[str | None, list[str]]]) -> list[tuple[str | None, list[str]]]:
-    """A flag that switches another option on or off goes, and takes that option with it where it says off."""
+    """Remove flags that enable another option, and that option too if the flag is off."""
     for flag, (option, default) in SWITCHES.items():
         words = next((words for name, words in groups if name == flag), None)
         if words is None:
@@ -221,9 +220,9 @@ def _apply_switches(groups: list[tuple[str | None, list[str]]]) -> list[tuple[st
 
 
 def translate(arguments: Sequence[str], reserved: Container[str] = ()) -> list[str]:
-    """A command line with every old spelling replaced by ours; a refused one is an error that says why.
+    """Translate the options of other systems in a command line. One that is not offered is an error with its reason.
 
-    Options in `reserved` belong to the command and stay.
+    Options in `reserved` belong to the command and are kept.
     """
     groups = [(RENAMED.get(name, name) if name else None, words) for name, words in split_options(arguments)]
     result: list[str] = []
@@ -247,19 +246,19 @@ def translate(arguments: Sequence[str], reserved: Container[str] = ()) -> list[s
     return result
 
 
-STORED = "the checkpoint holds the options that it was trained with; leave it out"
+STORED = "the checkpoint contains the options that it was trained with; omit it"
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the options of an original program become.
+    """Translation of the options of an original program.
 
     Args:
-        flags: the verb's own flags that share their name with a training option.
-        places: options whose value is a plain argument here, in the order of these arguments.
-        renamed: old names and ours; ours may be several words.
-        refused: old names and the reason.
-        stored: whether training options are in the checkpoint, so that typing one is a mistake worth explaining.
+        flags: flags of the command that have the name of a training option.
+        places: options whose value is a positional argument here, in the order of these arguments.
+        renamed: original names and their replacements, which may be several words.
+        refused: original names and the reason why they are not offered.
+        stored: True if training options are in the checkpoint; giving one is then an error with that reason.
     """
 
     flags: tuple[str, ...] = ()
@@ -271,8 +270,8 @@ class Program:
 
 _CHECKPOINT = ("restore-path", "checkpoint-path", "checkpoint-input-path")
 LAYOUT = tuple(name.replace("_", "-") for name, section in SECTION_OF.items() if section == "parallel")
-_PARTITION = "devices are found by PyTorch on each host; there is no partition to reserve; leave it out"
-_MPI = "processes talk through torch.distributed, not MPI; the environment is passed on; leave it out"
+_PARTITION = "PyTorch finds the devices of each host, so no partition has to be reserved; omit it"
+_MPI = "processes communicate through torch.distributed, not MPI, and inherit the environment; omit it"
 
 PROGRAMS = {
     "validate": Program(
@@ -281,7 +280,7 @@ PROGRAMS = {
         renamed={"imagenet-data-path": ["--data-dir"], "valid-batch-size": ["--batch-size"]},
         refused={
             **{name: GRAPHCORE[name] for name in ("repeat", "inference", "latency", "available-memory-proportion")},
-            "generated-data": "accuracy needs real images; `convolve bench infer --generated-data` measures speed",
+            "generated-data": "accuracy needs real images; measure speed with `convolve bench infer --generated-data`",
         },
         stored=True,
     ),
@@ -298,7 +297,7 @@ PROGRAMS = {
             "use-ipu": STORED,
             "num-ipus": STORED,
             "no-pipelining": STORED,
-            "draw-ir-graph": "`convolve describe RUN --graph FILE.svg` draws the network",
+            "draw-ir-graph": "draw the model with `convolve describe RUN --graph FILE.svg`",
         },
         stored=True,
     ),
@@ -307,19 +306,19 @@ PROGRAMS = {
         places=("source", "imagenet-data-path", "target"),
         renamed={"samples-per-shard": ["--shard-samples"], "image-quality": ["--quality"]},
         refused={
-            "shuffle": "pictures are stored in the order of their names; training shuffles anew in every epoch",
-            "seed": "nothing here is random: the same pictures give the same bytes",
-            "train-preprocess-steps": "--image-size N resizes to centered squares; crops are made while training",
-            "validation-preprocess-steps": "--image-size N resizes to centered squares; crops are made while training",
-            "num-instances": "any number of processes can read the same shards; nothing has to be split again",
+            "shuffle": "images are stored in order of their names; training shuffles them in every epoch",
+            "seed": "preparation is not random: the same images give the same bytes; omit it",
+            "train-preprocess-steps": "use --image-size N for centered squares; training makes random crops",
+            "validation-preprocess-steps": "use --image-size N for centered squares; training makes random crops",
+            "num-instances": "any number of processes can read the same shards; omit it",
         },
     ),
     "launch": Program(
         renamed={"host": ["--hosts"]},
         refused={
-            "ipus-per-replica": "the number of stages is --shards N after the --, one process each",
-            "numa-aware": "cores are shared out between the processes of a host by themselves; leave it out",
-            "only-output-from-instance": "rank 0 speaks for all; leave it out",
+            "ipus-per-replica": "use --shards N after the -- for the number of stages, one process each",
+            "numa-aware": "cores are divided among the processes of a host automatically; omit it",
+            "only-output-from-instance": "only rank 0 prints; omit it",
             "mpi-local-args": _MPI,
             "mpi-global-args": _MPI,
             **dict.fromkeys(
@@ -339,9 +338,9 @@ PROGRAMS = {
 }
 
 
-def translate_program(verb: str, arguments: Sequence[str]) -> list[str]:
-    """The arguments of a verb beside training with every old spelling replaced; what follows `--` stays as it is."""
-    program = PROGRAMS[verb]
+def translate_program(command: str, arguments: Sequence[str]) -> list[str]:
+    """Translate the options of other systems for a command other than `train`. Arguments after `--` are kept."""
+    program = PROGRAMS[command]
     (_, leading), *groups = split_options(arguments)
     placed: dict[str, list[str]] = {}
     rest: list[str] = []
@@ -350,11 +349,11 @@ def translate_program(verb: str, arguments: Sequence[str]) -> list[str]:
         if name in program.places:
             placed[name] = words
         else:
-            rest += [*_word(verb, program, name), *words]
+            rest += [*_translate_name(command, program, name), *words]
     return [*leading, *(word for name in program.places for word in placed.get(name, [])), *rest]
 
 
-def _word(verb: str, program: Program, name: str) -> list[str]:
+def _translate_name(command: str, program: Program, name: str) -> list[str]:
     if name in program.renamed:
         return program.renamed[name]
     plain = name.replace("-", "_").removeprefix("no_")
@@ -363,5 +362,5 @@ def _word(verb: str, program: Program, name: str) -> list[str]:
     if reason is None and program.stored and known and name not in program.flags:
         reason = STORED
     if reason is not None:
-        raise ConfigError(f"--{name} is not offered by convolve {verb}: {reason}")
+        raise ConfigError(f"--{name} is not offered by convolve {command}: {reason}")
     return [f"--{name}"]

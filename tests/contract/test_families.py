@@ -66,7 +66,7 @@ def test_options_of_the_original_systems_are_understood(old, new):
         (["train", "--weight-avg-n", "2", "--no-checkpoints"], "checkpoints are what is averaged"),
         (["average", "nowhere", "--mode", "mean"], "no such folder"),
         (["average", "nowhere", "--mode", "mean", "-N", "0"], "-N begins at 1"),
-        (["convert", "nowhere.pth", "out.safetensors"], "there is no such file"),
+        (["convert", "nowhere.pth", "out.safetensors"], "no such file"),
     ],
 )
 def test_a_mistake_is_one_clear_line_before_any_work(arguments, message, tmp_path, monkeypatch):

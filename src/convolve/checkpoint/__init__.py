@@ -1,5 +1,5 @@
-"""Checkpoints: what a run writes down so that it can go on, be validated and be used, and how that survives any damage.
+"""Checkpoints: crash-safe snapshots of a run, to resume, validate and use it.
 
-`snapshot` holds the content, `manifest` proves that files are whole, `disk` makes writes last, `store` keeps one run's
-checkpoints in order, and `failpoint` lets a test kill the process at each stage of a save.
+`snapshot` has the content, `manifest` detects damage, `store` saves and prunes the checkpoints of a run. `averaging`
+averages checkpoints, `pretrained` loads weights of other runs and libraries, `convert` turns pickles into safetensors.
 """

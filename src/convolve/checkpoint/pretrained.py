@@ -1,17 +1,11 @@
-"""Initial weights from elsewhere: our checkpoints, and safetensors files of ours, torchvision's or timm's networks.
+"""Pretrained weights: checkpoints of other runs, and safetensors files of convolve, torchvision or timm.
 
-Every tensor must fit, by name and shape. The one exception is the classifier: where the number of classes differs, the
-fresh one stays, which is what fine-tuning wants.
+Every tensor must match by name and shape. The exception is the classifier: if the number of classes differs, it stays
+newly initialized, as fine-tuning requires.
 
-Names of parameters and blocks of other libraries, in ours.
-
-Ours are torchvision's, and timm's ResNets have the same. timm's EfficientNets and MobileNets name a block by its stage
-and its layers by their work (`blocks.2.0.conv_dw`), which is undone here. Wrappers leave a prefix (`module.`), which is
-taken off.
-
-Graphcore's TensorFlow application lets a pipeline stage begin at `b1/2` (later `stage1/unit3`), at the `relu` that ends
-such a block, at `block2b` of an EfficientNet, and at some ends. A closing `relu` belongs to its block here, so the
-stage begins at the block after it, which computes the same.
+Parameter names are torchvision's, which timm's ResNets share. timm's EfficientNets and MobileNets name a block by its
+stage and a layer by its function (`blocks.2.0.conv_dw`); `convert_state_dict` renames them, and removes the prefixes of
+wrappers, such as `module.`.
 """
 
 import re
@@ -32,73 +26,72 @@ from convolve.models.network import Network
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was taken over, and the parameters that kept their fresh values."""
+    """Number of loaded tensors, and the names of those that stay newly initialized."""
 
     source: Path
-    taken: int
-    fresh: tuple[str, ...]
+    loaded: int
+    new: tuple[str, ...]
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, of a checkpoint, or of a run's best or newest checkpoint."""
+    """Read the tensors of a safetensors file, a checkpoint, or the best or newest checkpoint of a run."""
     if path.is_dir():
         return load(choose_checkpoint(path)).tensors["model"]
     if not path.is_file():
-        raise CheckpointError(f"init-path={path}: there is no such file or folder")
+        raise CheckpointError(f"--init-path {path}: no such file or folder; give a safetensors file or a run")
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         with path.open("rb") as file:
-            foreign = describe_mismatch(file.read(8), path.suffix.lower())
-        if foreign:
+            mismatch = describe_mismatch(file.read(8), path.suffix.lower())
+        if mismatch:
             raise CheckpointError(
-                f"init-path={path}: is {foreign}, and pickles can run code; make it safe first with: "
+                f"--init-path {path}: is {mismatch}, and pickles can run code; convert it first: "
                 f"convolve convert {path} {path.with_suffix('.safetensors')}"
             ) from None
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"init-path={path}: is not safetensors ({reason}); give another file") from None
+        raise CheckpointError(f"--init-path {path}: not a safetensors file ({reason}); give another file") from None
 
 
-def load_pretrained(network: Network, path: Path) -> LoadReport:
-    """Put weights from a path into a network."""
-    own = network.state_dict()
-    weights = convert_state_dict(read_weights(path), own)
-    head = head_names(network)
-    _require_match(own, weights, head, path)
-    taken = [name for name in own if name in weights and weights[name].numel() == own[name].numel()]
+def load_pretrained(model: Network, path: Path) -> LoadReport:
+    """Load weights from a path into a model."""
+    expected = model.state_dict()
+    weights = convert_state_dict(read_weights(path), expected)
+    head = head_names(model)
+    _require_match(expected, weights, head, path)
+    loaded = [name for name in expected if name in weights and weights[name].numel() == expected[name].numel()]
     with torch.no_grad():
-        for name in taken:
-            own[name].copy_(weights[name].reshape(own[name].shape))
-    return LoadReport(path, len(taken), tuple(name for name in own if name in head and name not in taken))
+        for name in loaded:
+            expected[name].copy_(weights[name].reshape(expected[name].shape))
+    return LoadReport(path, len(loaded), tuple(name for name in expected if name in head and name not in loaded))
 
 
-def head_names(network: Network) -> frozenset[str]:
-    """Names of the parameters of the last block that has any: the classifier."""
-    for name, block in reversed(network.blocks.items()):
-        found = frozenset(f"{name.replace('/', '.')}.{key}" for key in block.state_dict())
-        if found:
-            return found
+def head_names(model: Network) -> frozenset[str]:
+    """Return the names of the classifier's tensors, which are those of the last block that has any."""
+    for name, block in reversed(model.blocks.items()):
+        names = frozenset(f"{name.replace('/', '.')}.{key}" for key in block.state_dict())
+        if names:
+            return names
     return frozenset()
 
 
-def _require_match(own: dict[str, Tensor], weights: dict[str, Tensor], head: frozenset[str], path: Path) -> None:
-    missing = [name for name in own if name not in weights and name not in head]
+def _require_match(expected: dict[str, Tensor], weights: dict[str, Tensor], head: frozenset[str], path: Path) -> None:
+    remedy = "choose the --model that the file was made with"
+    missing = [name for name in expected if name not in weights and name not in head]
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing:
         raise CheckpointError(
-            f"init-path={path}: has no '{missing[0]}' ({len(missing)} of {len(own)} are missing); "
-            "choose the --model that the file was made with"
+            f"--init-path {path}: missing key '{missing[0]}' ({len(missing)} of {len(expected)} in total); {remedy}"
         )
-    surplus = sorted(set(weights) - set(own) - head)
-    if surplus:
+    unexpected = sorted(set(weights) - set(expected) - head)
+    if unexpected:
         raise CheckpointError(
-            f"init-path={path}: has '{surplus[0]}', which the network has not ({len(surplus)} such); "
-            "choose the --model that the file was made with"
+            f"--init-path {path}: unexpected key '{unexpected[0]}' ({len(unexpected)} in total); {remedy}"
         )
-    for name, tensor in own.items():
+    for name, tensor in expected.items():
         if name in weights and name not in head and tensor.numel() != weights[name].numel():
             raise CheckpointError(
-                f"init-path={path}: '{name}' has shape {list(weights[name].shape)}, the network needs "
+                f"--init-path {path}: '{name}' has shape {list(weights[name].shape)}, the model needs "
                 f"{list(tensor.shape)}; only the classifier may differ"
             )
 
@@ -107,12 +100,12 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
-def convert_state_dict(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names that a network has; names that nobody knows stay as they are."""
-    plain = {_strip(name): tensor for name, tensor in theirs.items()}
+def convert_state_dict(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename weights of timm and of wrapped models to the names in `expected`; unknown names are kept."""
+    plain = {_strip(name): tensor for name, tensor in weights.items()}
     if "conv_stem.weight" not in plain:
         return plain
-    names = _timm_names(plain, own)
+    names = _timm_names(plain, expected)
     return {names.get(name, name): tensor for name, tensor in plain.items()}
 
 
@@ -122,46 +115,43 @@ def _strip(name: str) -> str:
     return name
 
 
-def _timm_names(theirs: Iterable[str], own: Mapping[str, Tensor]) -> dict[str, str]:
+def _timm_names(timm: Iterable[str], expected: Mapping[str, Tensor]) -> dict[str, str]:
     blocks: dict[tuple[int, int], set[str]] = {}
-    for name in theirs:
+    for name in timm:
         if match := _BLOCK.fullmatch(name):
             blocks.setdefault((int(match[1]), int(match[2])), set()).add(match[3].rpartition(".")[0])
     layers = {"conv_stem": "features.0.0", "bn1": "features.0.1"}
-    staged = any(re.match(r"features\.1\.0\.block", name) for name in own)
+    staged = any(re.match(r"features\.1\.0\.block", name) for name in expected)
     for number, (stage, index) in enumerate(sorted(blocks), start=1):
         base = f"features.{stage + 1}.{index}" if staged else f"features.{number}"
-        old = f"blocks.{stage}.{index}"
-        layers.update({f"{old}.{one}": f"{base}.{other}" for one, other in _block(blocks[stage, index], base, own)})
-    layers.update(_head(own))
+        pairs = _block_layers(blocks[stage, index], base, expected)
+        layers.update({f"blocks.{stage}.{index}.{layer}": f"{base}.{new_layer}" for layer, new_layer in pairs})
+    layers.update(_head_layers(expected))
     return {
-        name: f"{layers[layer]}.{kind}"
-        for name in theirs
-        for layer, _, kind in [name.rpartition(".")]
-        if layer in layers
+        name: f"{layers[layer]}.{kind}" for name in timm for layer, _, kind in [name.rpartition(".")] if layer in layers
     }
 
 
-def _block(parts: set[str], base: str, own: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Pairs of timm's and our layer names inside one block."""
-    if parts == {"conv", "bn1"}:
+def _block_layers(layers: set[str], base: str, expected: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of timm's and convolve's layer names inside one block."""
+    if layers == {"conv", "bn1"}:
         return [("conv", "0"), ("bn1", "1")]
-    pairs = [("conv_pw", "bn1"), ("conv_dw", "bn2")] if "conv_pwl" in parts else [("conv_dw", "bn1")]
-    last = ("conv_pwl", "bn3") if "conv_pwl" in parts else ("conv_pw", "bn2")
-    gate = "se.conv_reduce" in parts
-    folder = "conv" if any(name.startswith(f"{base}.conv.") for name in own) else "block"
-    found = [(one, f"{folder}.{at}.{kind}") for at, pair in enumerate(pairs) for kind, one in enumerate(pair)]
-    at = len(pairs)
-    if gate:
-        found += [("se.conv_reduce", f"{folder}.{at}.fc1"), ("se.conv_expand", f"{folder}.{at}.fc2")]
+    projects = "conv_pwl" in layers
+    convs = [("conv_pw", "bn1"), ("conv_dw", "bn2")] if projects else [("conv_dw", "bn1")]
+    last_conv, last_norm = ("conv_pwl", "bn3") if projects else ("conv_pw", "bn2")
+    module = "conv" if any(name.startswith(f"{base}.conv.") for name in expected) else "block"
+    pairs = [(layer, f"{module}.{at}.{kind}") for at, pair in enumerate(convs) for kind, layer in enumerate(pair)]
+    at = len(convs)
+    if "se.conv_reduce" in layers:
+        pairs += [("se.conv_reduce", f"{module}.{at}.fc1"), ("se.conv_expand", f"{module}.{at}.fc2")]
         at += 1
-    if folder == "conv":
-        return [*found, (last[0], f"conv.{at}"), (last[1], f"conv.{at + 1}")]
-    return [*found, (last[0], f"block.{at}.0"), (last[1], f"block.{at}.1")]
+    if module == "conv":
+        return [*pairs, (last_conv, f"conv.{at}"), (last_norm, f"conv.{at + 1}")]
+    return [*pairs, (last_conv, f"block.{at}.0"), (last_norm, f"block.{at}.1")]
 
 
-def _head(own: Mapping[str, Tensor]) -> dict[str, str]:
-    if "classifier.3.weight" in own:
+def _head_layers(expected: Mapping[str, Tensor]) -> dict[str, str]:
+    if "classifier.3.weight" in expected:
         return {"conv_head": "classifier.0", "classifier": "classifier.3"}
-    top = max(int(name.split(".")[1]) for name in own if name.startswith("features."))
+    top = max(int(name.split(".")[1]) for name in expected if name.startswith("features."))
     return {"conv_head": f"features.{top}.0", "bn2": f"features.{top}.1", "classifier": "classifier.1"}

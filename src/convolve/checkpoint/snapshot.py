@@ -1,4 +1,4 @@
-"""The content of a checkpoint, and its files: safetensors for tensors, JSON for the rest, nothing pickled."""
+"""Content of a checkpoint and its files: safetensors for tensors, JSON for everything else, no pickles."""
 
 import json
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, A
 
 @dataclass
 class Snapshot:
-    """All that a run is at one step.
+    """State of a run at one step.
 
-    `tensors` has a dictionary for each part ("model", "optimizer", "averages"); a part that a run has not is not there.
-    `state` is plain JSON, with the step under "step"; tuples in it come back as lists.
+    `tensors` has a dictionary for each part ("model", "optimizer", "averages") that the run has. `state` is plain JSON
+    with the step under "step"; tuples in it are loaded as lists.
     """
 
     tensors: dict[str, dict[str, Tensor]]
@@ -33,18 +33,18 @@ class Snapshot:
 
     @property
     def step(self) -> int:
-        """The number of weight updates made so far."""
+        """Number of optimizer updates so far."""
         step = self.state.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise CheckpointError(f"state has step={step!r}: a checkpoint needs a whole number of steps, 0 or more")
+            raise CheckpointError(f"state has step={step!r}: must be an integer, 0 or more")
         return step
 
 
 def encode(snapshot: Snapshot) -> dict[str, bytes]:
-    """The files of a snapshot by name. Equal snapshots give equal bytes, so that their sha256 can be compared."""
+    """Return the files of a snapshot by name. Equal snapshots have equal bytes, so their sha256 can be compared."""
     for part in snapshot.tensors:
         if part not in PARTS:
-            raise CheckpointError(f"part {part!r} is not one that a checkpoint holds; {suggest(part, PARTS)}")
+            raise CheckpointError(f"unknown checkpoint part {part!r}; {suggest(part, PARTS)}")
     _ = snapshot.step
     files = {PART_FILES[part]: _pack(part, snapshot.tensors[part]) for part in PARTS if part in snapshot.tensors}
     files[STATE_FILE] = _encode_state(snapshot.state)
@@ -52,7 +52,7 @@ def encode(snapshot: Snapshot) -> dict[str, bytes]:
 
 
 def decode(folder: Path, files: Mapping[str, bytes]) -> Snapshot:
-    """The snapshot that files hold; `folder` is named when one of them is not what its name says."""
+    """Parse the files of a snapshot; `folder` is for error messages."""
     parts = {part: _unpack(folder / name, files[name]) for part, name in PART_FILES.items() if name in files}
     path = folder / STATE_FILE
     try:
@@ -60,7 +60,7 @@ def decode(folder: Path, files: Mapping[str, bytes]) -> Snapshot:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not JSON ({error}); use another checkpoint") from None
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds {type(state).__name__}, not an object; use another checkpoint")
+        raise CheckpointError(f"{path}: contains {type(state).__name__}, not an object; use another checkpoint")
     snapshot = Snapshot(parts, state)
     try:
         _ = snapshot.step
@@ -70,30 +70,30 @@ def decode(folder: Path, files: Mapping[str, bytes]) -> Snapshot:
 
 
 def describe_mismatch(head: bytes, suffix: str) -> str | None:
-    """What a file that is no part of a checkpoint really is, when its first bytes or its suffix tell."""
+    """Identify a pickle by its first bytes or its suffix; None for other files."""
     if head.startswith(b"PK\x03\x04"):
-        return "a zip archive, as torch.save writes it, which holds a pickle"
+        return "a zip archive, as torch.save writes it, which contains a pickle"
     if head[:1] == b"\x80" or suffix in {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin"}:
         return "a pickle"
     return None
 
 
 def _pack(part: str, tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes are made here and now, so only what is strided, or shares memory with others, is copied before."""
-    places: set[int] = set()
+    """Encode tensors; only those that are strided or share memory are copied."""
+    pointers: set[int] = set()
     try:
-        return pack_tensors({name: _detach(tensor, places) for name, tensor in tensors.items()})
+        return pack_tensors({name: _detach(tensor, pointers) for name, tensor in tensors.items()})
     except _UNREADABLE as error:
         raise CheckpointError(f"part {part!r} cannot be stored as safetensors: {_one_line(error)}") from error
 
 
-def _detach(tensor: Tensor, places: set[int]) -> Tensor:
-    """The values as safetensors takes them: dense, in memory of the CPU that is not among those taken."""
+def _detach(tensor: Tensor, pointers: set[int]) -> Tensor:
+    """Return a dense CPU tensor whose memory is not in `pointers`, as safetensors requires; add its pointer."""
     dense = tensor.detach().cpu().contiguous()
-    place = dense.untyped_storage().data_ptr()
-    if place in places:
+    pointer = dense.untyped_storage().data_ptr()
+    if pointer in pointers:
         return dense.clone()
-    places.add(place)
+    pointers.add(pointer)
     return dense
 
 
@@ -101,9 +101,9 @@ def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
         return unpack_tensors(data)
     except _UNREADABLE as error:
-        foreign = describe_mismatch(data[:8], "")
-        what = f"is {foreign}, and pickles are never loaded" if foreign else f"is not safetensors ({_one_line(error)})"
-        raise CheckpointError(f"{path}: {what}; use another checkpoint") from None
+        mismatch = describe_mismatch(data[:8], "")
+        problem = f"is {mismatch}; pickles are never loaded" if mismatch else f"is not safetensors ({_one_line(error)})"
+        raise CheckpointError(f"{path}: {problem}; use another checkpoint") from None
 
 
 def _encode_state(state: dict[str, Any]) -> bytes:
@@ -111,19 +111,19 @@ def _encode_state(state: dict[str, Any]) -> bytes:
     try:
         return (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"state cannot be stored as JSON: {_one_line(error)}; keep to plain values") from error
+        raise CheckpointError(f"state cannot be stored as JSON: {_one_line(error)}; use plain values only") from error
 
 
-def _check_keys(value: object, place: str) -> None:
-    """JSON would turn other keys into text without a word, and they would not come back."""
+def _check_keys(value: object, where: str) -> None:
+    """Reject keys that are not strings: JSON converts them silently, and they would be loaded as strings."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise CheckpointError(f"{place} has the key {key!r}: keys must be text; use {str(key)!r}")
-            _check_keys(inner, f"{place}.{key}")
+                raise CheckpointError(f"{where} has the key {key!r}: keys must be strings; use {str(key)!r}")
+            _check_keys(inner, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            _check_keys(inner, place)
+            _check_keys(inner, where)
 
 
 def _one_line(error: Exception) -> str:

@@ -52,9 +52,9 @@ def initialize_weights(network: Network, config: Config, loader: Loader, console
             batch = next(loader.step_batches(config.run.seed, 0, WHITENED_IMAGES, WHITENED_IMAGES))
             module.fit_images(batch.micro_batches[0].images)
     if config.model.init_path is not None:
-        taken = load_pretrained(network, config.model.init_path)
-        fresh = f"; {', '.join(taken.fresh)} begin fresh" if taken.fresh else ""
-        console.info(f"{taken.taken} tensors from {taken.source}{fresh}")
+        report = load_pretrained(network, config.model.init_path)
+        new = f"; newly initialized: {', '.join(report.new)}" if report.new else ""
+        console.info(f"loaded {report.loaded} tensors from {report.source}{new}")
 
 
 EmitEvent = Callable[..., None]

@@ -33,12 +33,12 @@ def test_sums_are_wider_than_the_weights():
 
 def test_weights_of_another_shape_are_refused():
     odd = Snapshot({"model": {"w": torch.zeros(3)}}, {"step": 9})
-    with pytest.raises(CheckpointError, match="step 9: its weights differ in name or shape"):
+    with pytest.raises(CheckpointError, match="step 9: weights differ in name or shape"):
         average_weights([*snapshots(1.0), odd], mean)
 
 
 def test_nothing_to_average_is_an_error():
-    with pytest.raises(CheckpointError, match="there is no checkpoint to average"):
+    with pytest.raises(CheckpointError, match="no checkpoint is left to average"):
         average_weights([], mean)
 
 

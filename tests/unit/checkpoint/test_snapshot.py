@@ -134,7 +134,7 @@ def test_a_state_without_a_whole_step_is_refused(step: object, tmp_path: Path) -
     ("state", "words"),
     [
         ({"step": 1, "x": {3: 1}}, "state.x has the key 3"),
-        ({"step": 1, "x": [{(1, 2): 1}]}, "keys must be text"),
+        ({"step": 1, "x": [{(1, 2): 1}]}, "keys must be strings"),
         ({"step": 1, "x": torch.ones(1)}, "cannot be stored as JSON"),
         ({"step": 1, "x": {1, 2}}, "cannot be stored as JSON"),
     ],

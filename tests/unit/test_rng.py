@@ -1,5 +1,9 @@
-import numpy as np
+from threading import Thread
 
+import numpy as np
+import pytest
+
+from convolve import rng
 from convolve.rng import generator, hash_counters, hash_key, uniforms
 
 
@@ -38,3 +42,22 @@ def test_one_changed_bit_changes_half_of_the_hash():
 def test_generators_of_different_keys_are_different():
     assert generator(1, "a").integers(1 << 60) != generator(1, "b").integers(1 << 60)
     assert generator(1, "a").integers(1 << 60) == generator(1, "a").integers(1 << 60)
+
+
+def test_a_position_holds_inside_its_block_and_ends_with_it_even_after_an_error():
+    with pytest.raises(ZeroDivisionError), rng.at(seed=1, step=2, first=3):
+        assert rng.position() == (1, 2, 3)
+        with rng.at(seed=1, step=2, first=64):
+            assert rng.position() == (1, 2, 64)
+        assert rng.position() == (1, 2, 3)
+        raise ZeroDivisionError
+    assert rng.position() is None
+
+
+def test_a_position_holds_for_its_thread_only():
+    seen = []
+    with rng.at(seed=1, step=2, first=3):
+        thread = Thread(target=lambda: seen.append(rng.position()))
+        thread.start()
+        thread.join()
+    assert seen == [None]

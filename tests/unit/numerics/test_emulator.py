@@ -26,48 +26,48 @@ class Recorder(NullObserver):
     """Keeps every rounded result."""
 
     def __init__(self):
-        self.kept = []
+        self.results = []
 
     def observes_results(self):
         return True
 
     def on_rounded(self, location, operation, result):
-        self.kept.append((str(location), operation, result.clone()))
+        self.results.append((str(location), operation, result.clone()))
 
 
-def make_network():
+def make_model():
     torch.manual_seed(0)
-    network = nn.Sequential()
-    network.add_module("conv1", nn.Conv2d(1, 8, 3))
-    network.add_module("bn1", nn.BatchNorm2d(8))
-    network.add_module("act", nn.SiLU())
-    network.add_module("pool", nn.AvgPool2d(2))
-    network.add_module("flat", nn.Flatten())
-    network.add_module("fc", nn.Linear(8 * 9, 5))
-    return network
+    model = nn.Sequential()
+    model.add_module("conv1", nn.Conv2d(1, 8, 3))
+    model.add_module("bn1", nn.BatchNorm2d(8))
+    model.add_module("act", nn.SiLU())
+    model.add_module("pool", nn.AvgPool2d(2))
+    model.add_module("flat", nn.Flatten())
+    model.add_module("fc", nn.Linear(8 * 9, 5))
+    return model
 
 
-def run(network, execution, step=0, seed=0, batches=((0, 4),), scale=1.0):
+def run(model, execution, step=0, seed=0, batches=((0, 4),), scale=1.0):
     """Run one step of micro batches; return gradients and logits."""
     draw = torch.Generator().manual_seed(9)
     images, labels = torch.randn(8, 1, 8, 8, generator=draw), torch.arange(8) % 5
-    network.zero_grad()
+    model.zero_grad()
     logits = []
     with execution.step_context(seed, step):
         for first, count in batches:
             with execution.micro_batch(first):
-                logits.append(execution.forward(network, images[first : first + count]))
+                logits.append(execution.forward(model, images[first : first + count]))
                 loss = nn.functional.cross_entropy(logits[-1], labels[first : first + count], reduction="sum")
                 (loss * scale / 8).backward()
-    return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}, torch.cat(logits)
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}, torch.cat(logits)
 
 
 def emulate(observer=None, **options):
-    network = make_network()
+    model = make_model()
     execution = EmulatedExecution(build_policy(PrecisionConfig(**options)), observer)
-    execution.install(network)
+    execution.install(model)
     execution.round_initial_weights()
-    return network, execution
+    return model, execution
 
 
 def on_grid(x, kind=torch.float16):
@@ -79,38 +79,38 @@ def on_grid(x, kind=torch.float16):
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_every_result_forward_and_backward_lies_on_the_grid(precision, half_type, stochastic):
     recorder, kind = Recorder(), {"fp16": torch.float16, "bf16": torch.bfloat16}[half_type]
-    network, execution = emulate(recorder, precision=precision, half_type=half_type, stochastic_rounding=stochastic)
-    gradients, logits = run(network, execution, scale=128.0)
-    places = {place for place, _, _ in recorder.kept}
+    model, execution = emulate(recorder, precision=precision, half_type=half_type, stochastic_rounding=stochastic)
+    gradients, logits = run(model, execution, scale=128.0)
+    locations = {location for location, _, _ in recorder.results}
     layers = ("conv1", "bn1", "act", "pool", "fc")
-    assert places == {f"{layer} {way}" for layer in layers for way in ("forward", "backward")}
-    assert all(on_grid(result, kind) for _, _, result in recorder.kept)
+    assert locations == {f"{layer} {direction}" for layer in layers for direction in ("forward", "backward")}
+    assert all(on_grid(result, kind) for _, _, result in recorder.results)
     assert all(on_grid(gradient, kind) for gradient in gradients.values())
     assert on_grid(logits.detach(), kind)
-    assert not on_grid(network.bn1.running_var), "statistics are fp32"
+    assert not on_grid(model.bn1.running_var), "statistics are fp32"
 
 
 def test_master_weights_stay_in_fp32_and_come_back_after_each_step():
-    network, execution = emulate(precision="16.32")
-    before = {name: value.clone() for name, value in network.state_dict().items() if "running" not in name}
-    assert not on_grid(network.conv1.weight)
+    model, execution = emulate(precision="16.32")
+    before = {name: value.clone() for name, value in model.state_dict().items() if "running" not in name}
+    assert not on_grid(model.conv1.weight)
     with execution.step_context(0, 0):
-        assert on_grid(network.conv1.weight)
-    run(network, execution)
-    execution.forward(network.eval(), torch.randn(2, 1, 8, 8))
-    after = network.state_dict()
+        assert on_grid(model.conv1.weight)
+    run(model, execution)
+    execution.forward(model.eval(), torch.randn(2, 1, 8, 8))
+    after = model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items() if "batches" not in name)
 
 
 def test_16_16_keeps_weights_and_momentum_on_the_grid_and_second_moments_in_fp32():
-    network, execution = emulate(precision="16.16")
-    assert on_grid(network.conv1.weight)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    run(network, execution)
+    model, execution = emulate(precision="16.16")
+    assert on_grid(model.conv1.weight)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    run(model, execution)
     optimizer.step()
     execution.round_weights_(optimizer, seed=0, step=0)
-    state = optimizer.state[network.fc.weight]
-    assert on_grid(network.fc.weight) and on_grid(state["exp_avg"])
+    state = optimizer.state[model.fc.weight]
+    assert on_grid(model.fc.weight) and on_grid(state["exp_avg"])
     assert not on_grid(state["exp_avg_sq"])
 
 
@@ -121,9 +121,9 @@ def test_accumulated_gradients_of_16_16_lie_on_the_grid_and_those_of_16_32_need_
 
 
 def test_stochastic_rounding_is_keyed_by_seed_and_step():
-    network, execution = emulate(precision="16.32", stochastic_rounding=True)
+    model, execution = emulate(precision="16.32", stochastic_rounding=True)
     one, again, later, other = (
-        run(network, execution, step=step, seed=seed)[0]["conv1.weight"]
+        run(model, execution, step=step, seed=seed)[0]["conv1.weight"]
         for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
     )
     assert torch.equal(one, again)
@@ -133,12 +133,12 @@ def test_stochastic_rounding_is_keyed_by_seed_and_step():
 
 def test_a_layer_that_stays_in_fp32_computes_in_fp32_between_two_casts():
     recorder = Recorder()
-    network, execution = emulate(recorder, precision="16.16", force_fp32=("act", "fc"), stochastic_rounding=False)
-    assert not on_grid(network.fc.weight)
-    gradients, _ = run(network, execution, scale=128.0)
-    kept = {place: result for place, _, result in recorder.kept}
-    assert not on_grid(kept["act forward"]) and not on_grid(kept["act backward"])
-    assert on_grid(kept["pool forward"]) and on_grid(kept["bn1 backward"])
+    model, execution = emulate(recorder, precision="16.16", force_fp32=("act", "fc"), stochastic_rounding=False)
+    assert not on_grid(model.fc.weight)
+    gradients, _ = run(model, execution, scale=128.0)
+    results = {location: result for location, _, result in recorder.results}
+    assert not on_grid(results["act forward"]) and not on_grid(results["act backward"])
+    assert on_grid(results["pool forward"]) and on_grid(results["bn1 backward"])
     assert not on_grid(gradients["fc.weight"]) and on_grid(gradients["conv1.weight"])
 
 
@@ -146,41 +146,41 @@ def test_the_bookkeeping_of_a_norm_is_not_rounded():
     """The sums over micro batches go beyond the range of fp16, and the running statistics must not notice."""
     from convolve.layers.batch_norm import BatchNorm2d
 
-    found = []
+    statistics = []
     for precision in ("32.32", "16.32"):
         norm = BatchNorm2d(2)
-        network = nn.Sequential(norm, nn.Flatten())
+        model = nn.Sequential(norm, nn.Flatten())
         execution = EmulatedExecution(build_policy(PrecisionConfig(precision=precision)))
-        execution.install(network)
+        execution.install(model)
         x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
         with execution.step_context(0, 0), execution.micro_batch(0):
-            execution.forward(network, x).sum().backward()
-        settle(network)
-        found.append(torch.cat([norm.running_mean, norm.running_var]))
-    assert torch.allclose(found[0], found[1], rtol=1e-3)
-    assert not on_grid(found[1])
+            execution.forward(model, x).sum().backward()
+        settle(model)
+        statistics.append(torch.cat([norm.running_mean, norm.running_var]))
+    assert torch.allclose(statistics[0], statistics[1], rtol=1e-3)
+    assert not on_grid(statistics[1])
 
 
 def test_ascends_lists_decide_by_operation():
     recorder = Recorder()
-    network, execution = emulate(recorder, precision_mode="allow_fp32_to_fp16")
-    run(network, execution, scale=128.0)
-    exact = {place.split()[0] for place, _, result in recorder.kept if on_grid(result)}
+    model, execution = emulate(recorder, precision_mode="allow_fp32_to_fp16")
+    run(model, execution, scale=128.0)
+    exact = {location.split()[0] for location, _, result in recorder.results if on_grid(result)}
     assert {"conv1", "fc"} <= exact
     assert not exact & {"bn1", "act"}
 
 
 def test_evaluation_rounds_to_nearest_and_can_be_repeated():
-    network, execution = emulate(precision="16.16")
-    network.eval()
+    model, execution = emulate(precision="16.16")
+    model.eval()
     x = torch.randn(3, 1, 8, 8)
     with torch.inference_mode():
-        one, two = execution.forward(network, x), execution.forward(network, x)
+        one, two = execution.forward(model, x), execution.forward(model, x)
     assert torch.equal(one, two) and on_grid(one)
-    plain = copy.deepcopy(network)(x)
+    plain = copy.deepcopy(model)(x)
     assert not on_grid(plain.detach()), "only the execution rounds"
     with pytest.raises(AssertionError, match="only the installed model"):
-        execution.forward(copy.deepcopy(network), x)
+        execution.forward(copy.deepcopy(model), x)
     assert torch.allclose(one, plain, atol=1e-2)
 
 
@@ -192,8 +192,8 @@ def test_half_partials_change_results_a_little_and_stay_on_the_grid():
     assert torch.allclose(plain[1], half[1], atol=0.02)
     for name in plain[0]:
         assert torch.allclose(plain[0][name], half[0][name], atol=0.02), name
-    network, execution = emulate(precision="16.32", enable_half_partials=True)
-    assert execution.forward(network.eval(), torch.randn(2, 1, 8, 8)).shape == (2, 5)
+    model, execution = emulate(precision="16.32", enable_half_partials=True)
+    assert execution.forward(model.eval(), torch.randn(2, 1, 8, 8)).shape == (2, 5)
 
 
 def test_the_random_numbers_of_dropout_are_not_rounded():
@@ -204,13 +204,13 @@ def test_the_random_numbers_of_dropout_are_not_rounded():
             seen.append(keyed_rand("dropout", torch.Size((4, 100)), CPU))
             return x * 1.1
 
-    network = torch.nn.Sequential(Drawing())
+    model = torch.nn.Sequential(Drawing())
     execution = EmulatedExecution(build_policy(PrecisionConfig(precision="16.16")))
     with rng.at(seed=0, step=0, first=0):
-        network(torch.ones(4))
-        execution.install(network)
+        model(torch.ones(4))
+        execution.install(model)
         with execution.step_context(0, 0), execution.micro_batch(0):
-            y = execution.forward(network, torch.ones(4))
+            y = execution.forward(model, torch.ones(4))
     assert torch.equal(*seen) and not on_grid(seen[0])
     assert on_grid(y)
 
@@ -218,18 +218,18 @@ def test_the_random_numbers_of_dropout_are_not_rounded():
 def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
     from convolve import device
 
-    if not all(device.probe(one, "bfloat16", limited=False).works for one in ("matmul", "convolution")):
+    if not all(device.probe(operation, "bfloat16", limited=False).works for operation in ("matmul", "convolution")):
         pytest.skip("bf16 kernels do not work on this CPU")
     seen = []
     for kind in (EmulatedExecution, AutocastExecution):
-        network = make_network()
+        model = make_model()
         policy = build_policy(PrecisionConfig(precision="16.32", half_type="bf16"))
         execution = kind(policy) if kind is EmulatedExecution else kind(policy, CPU)
-        execution.install(network)
+        execution.install(model)
         outputs = {}
-        for name, module in network.named_children():
+        for name, module in model.named_children():
             module.register_forward_hook(lambda _, __, x, n=name, o=outputs: o.update({n: x.detach().float()}))
-        gradients, _ = run(network, execution)
+        gradients, _ = run(model, execution)
         seen.append({**outputs, **gradients})
     for name, emulated in seen[0].items():
         native = seen[1][name]
@@ -237,12 +237,12 @@ def test_native_and_emulated_bf16_agree_to_rounding_layer_by_layer():
 
 
 def test_a_trap_names_layer_direction_and_step():
-    network, execution = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True)
-    run(network, execution, step=1)
-    network.fc.weight.data.fill_(60000.0)
+    model, execution = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True)
+    run(model, execution, step=1)
+    model.fc.weight.data.fill_(60000.0)
     with pytest.raises(NumericsError, match=r"overflow in layer fc, forward, at step 7 \(addmm\)"):
-        run(network, execution, step=7)
-    assert not on_grid(make_network().fc.weight)
+        run(model, execution, step=7)
+    assert not on_grid(make_model().fc.weight)
 
 
 @pytest.mark.parametrize(
@@ -250,33 +250,33 @@ def test_a_trap_names_layer_direction_and_step():
     [(1e8, "overflow in layer loss, backward, at step 3"), (3e5, "overflow in layer fc, backward")],
 )
 def test_a_trap_names_the_place_of_an_overflow_in_the_backward_pass(scale, message):
-    network, execution = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
-    network.fc.weight.data.mul_(40)
+    model, execution = emulate(OverflowTrap(), precision="16.16", fp_exceptions=True, stochastic_rounding=False)
+    model.fc.weight.data.mul_(40)
     with pytest.raises(NumericsError, match=message):
-        run(network, execution, step=3, scale=scale)
+        run(model, execution, step=3, scale=scale)
 
 
 def test_a_trap_works_in_fp32_too():
-    network, execution = emulate(OverflowTrap(), fp_exceptions=True)
-    network.conv1.weight.data.fill_(torch.nan)
+    model, execution = emulate(OverflowTrap(), fp_exceptions=True)
+    model.conv1.weight.data.fill_(torch.nan)
     with pytest.raises(NumericsError, match=r"invalid result \(NaN\) in layer conv1, forward"):
-        run(network, execution)
+        run(model, execution)
 
 
 def test_a_saturating_device_has_no_infinities_but_reports_the_overflow():
-    network, execution = emulate(precision="16.16", saturate_on_overflow=True)
-    gradients, _ = run(network, execution)
+    model, execution = emulate(precision="16.16", saturate_on_overflow=True)
+    gradients, _ = run(model, execution)
     assert not execution.overflowed()
-    gradients, _ = run(network, execution, scale=1e8)
+    gradients, _ = run(model, execution, scale=1e8)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
     assert execution.overflowed() and not execution.overflowed()
 
 
 def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
     observer = Observers([StepDump(tmp_path, parse_steps("1|3-4")), OverflowDump(tmp_path)])
-    network, execution = emulate(observer, precision="16.16")
+    model, execution = emulate(observer, precision="16.16")
     for step in range(6):
-        run(network, execution, step=step, scale=1e8 if step > 4 else 1.0)
+        run(model, execution, step=step, scale=1e8 if step > 4 else 1.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "overflow-step-000000005.safetensors",
         "step-000000001.safetensors",
@@ -302,9 +302,9 @@ def test_steps_that_are_none_are_rejected(text):
 def test_a_survey_counts_what_is_lost_in_each_layer():
     emitted = {}
     survey = ExponentSurvey(2, FP16, lambda step, layers: emitted.update({step: layers}))
-    network, execution = emulate(survey, precision="16.16")
+    model, execution = emulate(survey, precision="16.16")
     for step in range(4):
-        run(network, execution, step=step, scale=1e-5)
+        run(model, execution, step=step, scale=1e-5)
     assert sorted(emitted) == [0, 2]
     forward, backward = emitted[2]["conv1/forward"], emitted[2]["conv1/backward"]
     assert forward["values"] == 4 * 8 * 36 and forward["underflow_share"] == 0

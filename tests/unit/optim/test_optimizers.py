@@ -45,8 +45,8 @@ def test_everything_decays_when_asked():
 def test_norms_and_biases_can_have_another_decay():
     config = OptimConfig(weight_decay=0.1, bias_weight_decay=0.3, weight_decay_exclude=("1.",))
     groups = build_optimizer(make_model(), config).param_groups
-    found = {(group["weight_decay"], p.ndim) for group in groups for p in group["params"]}
-    assert found == {(0.1, 4), (0.1, 2), (0.3, 1), (0.0, 1)}
+    decays = {(group["weight_decay"], p.ndim) for group in groups for p in group["params"]}
+    assert decays == {(0.1, 4), (0.1, 2), (0.3, 1), (0.0, 1)}
 
 
 def test_momentum_is_its_formula():
@@ -95,7 +95,7 @@ def test_counted_moments_are_those_that_are_stored(rule, momentum):
     optimizer = build_optimizer(layer, config)
     layer(torch.ones(1, 2, 4, 4)).sum().backward()
     optimizer.step()
-    kept = {slot for state in optimizer.state.values() for slot, value in state.items()
+    slots = {slot for state in optimizer.state.values() for slot, value in state.items()
             if torch.is_tensor(value) and value.ndim}  # fmt: skip
     second = {"exp_avg_sq", "square_avg"}
-    assert count_moments(config) == (len(kept - second), len(kept & second))
+    assert count_moments(config) == (len(slots - second), len(slots & second))

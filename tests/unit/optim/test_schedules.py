@@ -20,8 +20,8 @@ def test_constant_never_changes():
 
 
 def test_stepped_drops_after_each_milestone():
-    found = rates([0, 500, 501, 750, 751, 999], lr_schedule="stepped", learning_rate_decay=0.1)
-    assert found == pytest.approx([2.0, 2.0, 0.2, 0.2, 0.02, 0.02])
+    curve = rates([0, 500, 501, 750, 751, 999], lr_schedule="stepped", learning_rate_decay=0.1)
+    assert curve == pytest.approx([2.0, 2.0, 0.2, 0.2, 0.02, 0.02])
 
 
 def test_cosine_spans_the_whole_run():
@@ -30,19 +30,19 @@ def test_cosine_spans_the_whole_run():
 
 
 def test_exponential_makes_whole_drops():
-    found = rates([0, 99, 100, 250], lr_schedule="exponential", lr_decay_rate=0.5, lr_drops=10)
-    assert found == pytest.approx([2.0, 2.0, 1.0, 0.5])
+    curve = rates([0, 99, 100, 250], lr_schedule="exponential", lr_decay_rate=0.5, lr_drops=10)
+    assert curve == pytest.approx([2.0, 2.0, 1.0, 0.5])
 
 
 def test_smooth_exponential_is_the_power_itself():
-    found = rates([50], lr_schedule="exponential", lr_decay_rate=0.5, lr_drops=10, lr_staircase=False)
-    assert found == pytest.approx([2.0 * 0.5**0.5])
+    curve = rates([50], lr_schedule="exponential", lr_decay_rate=0.5, lr_drops=10, lr_staircase=False)
+    assert curve == pytest.approx([2.0 * 0.5**0.5])
 
 
 def test_polynomial_rises_to_the_peak_and_ends_at_its_ratio():
     options = {"lr_schedule": "polynomial", "warmup_epochs": 2, "poly_lr_decay_power": 2, "poly_lr_end_ratio": 0.1}
-    found = rates([0, 100, 200, 600, 1000, 1100], **options)
-    assert found == pytest.approx([0.0, 1.0, 2.0, 0.2 + 1.8 * 0.25, 0.2, 0.2])
+    curve = rates([0, 100, 200, 600, 1000, 1100], **options)
+    assert curve == pytest.approx([0.0, 1.0, 2.0, 0.2 + 1.8 * 0.25, 0.2, 0.2])
 
 
 @pytest.mark.parametrize("shape", ["constant", "stepped", "cosine", "exponential"])
@@ -80,7 +80,7 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("package")
-def test_a_schedule_of_another_package_is_found():
+def test_a_schedule_of_another_package_is_loaded():
     assert resolve(None, None, {"lr_schedule": "rising_line"}).config.schedule.lr_schedule == "rising_line"
     assert rates([0, 500, 1000], lr_schedule="rising_line") == [0.0, 1.0, 2.0]
 
@@ -111,14 +111,14 @@ def test_the_rate_can_follow_the_global_batch():
 
 
 def test_a_rate_on_the_command_line_replaces_an_exponent_below_it(tmp_path):
-    own = tmp_path / "own.yml"
-    own.write_text("mine:\n  base-learning-rate-exponent: -6\n")
-    assert resolve("mine", own).config.settled_optim().learning_rate == 2**-6 * 64
-    assert resolve("mine", own, {"learning_rate": 0.3}).config.settled_optim().learning_rate == 0.3
+    path = tmp_path / "own.yml"
+    path.write_text("mine:\n  base-learning-rate-exponent: -6\n")
+    assert resolve("mine", path).config.settled_optim().learning_rate == 2**-6 * 64
+    assert resolve("mine", path, {"learning_rate": 0.3}).config.settled_optim().learning_rate == 0.3
 
 
 def test_the_rmsprop_decay_can_follow_the_global_batch():
-    given = {"optimizer": "RMSprop", "rmsprop_base_decay_exp": -14, "batch_size": 768}
-    assert resolve(None, None, given).config.settled_optim().rmsprop_decay == 1 - 768 / 2**14
+    options = {"optimizer": "RMSprop", "rmsprop_base_decay_exp": -14, "batch_size": 768}
+    assert resolve(None, None, options).config.settled_optim().rmsprop_decay == 1 - 768 / 2**14
     with pytest.raises(ConfigError, match="gives a decay of -1; it must not be negative"):
-        resolve(None, None, {**given, "batch_size": 2**15})
+        resolve(None, None, {**options, "batch_size": 2**15})

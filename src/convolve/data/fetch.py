@@ -90,7 +90,7 @@ def _packages(entry: DatasetInfo, missing: list[IdxFile]) -> list[_Package]:
     ]
 
 
-def fetch_entry(entry: DatasetInfo, folder: Path, progress: Progress, patience: Timeouts = DEFAULT_TIMEOUTS) -> None:
+def fetch_entry(entry: DatasetInfo, folder: Path, progress: Progress, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
     """Make `folder` hold all canonical files of `entry`; DataError with every reason when no way works."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def fetch_entry(entry: DatasetInfo, folder: Path, progress: Progress, patience: 
         ) as locked:
             if locked:
                 _remove_leftovers(folder)
-            reasons = _fetch_missing(entry, folder, progress, patience, "shared" if locked else secrets.token_hex(4))
+            reasons = _fetch_missing(entry, folder, progress, timeouts, "shared" if locked else secrets.token_hex(4))
     except OSError as error:
         raise DataError(
             f"{entry.name}: cannot write to {folder} ({error.strerror or error}); set CONVOLVE_CACHE"
@@ -121,17 +121,17 @@ def _remove_leftovers(folder: Path) -> None:
         remove_quietly(leftover)
 
 
-def _fetch_missing(entry: DatasetInfo, folder: Path, progress: Progress, patience: Timeouts, owner: str) -> list[str]:
+def _fetch_missing(entry: DatasetInfo, folder: Path, progress: Progress, timeouts: Timeouts, owner: str) -> list[str]:
     """Reasons why files are still missing; none when all is there."""
     missing = [file for file in entry.files if not is_intact(folder / file.name, file)]
     if not missing:
         return []
     packages = _packages(entry, missing)
-    mirrors, reasons = find_mirrors(entry.mirrors, packages[0].name, patience.reach)
+    mirrors, reasons = find_mirrors(entry.mirrors, packages[0].name, timeouts.connect)
     try:
         for package in packages:
             part = folder / f".{package.name.removesuffix('.gz')}.{owner}.part"
-            _fetch_package(package, mirrors, part, progress, patience.stall)
+            _fetch_package(package, mirrors, part, progress, timeouts.read)
         return []
     except MirrorError as failure:
         reasons += [str(failure)] if mirrors else []

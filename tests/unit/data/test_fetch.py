@@ -15,7 +15,7 @@ from convolve.download import Timeouts, find_mirrors, ignore_progress
 from convolve.errors import DataError
 from data_samples import Sample, Server
 
-QUICK = Timeouts(reach=2.0, stall=0.4)
+QUICK = Timeouts(connect=2.0, read=0.4)
 FIRST = "train-images-idx3-ubyte"
 CHILD = """
 import pickle, sys
@@ -24,7 +24,7 @@ from convolve.data.fetch import fetch_entry
 from convolve.download import Timeouts, ignore_progress
 entry, folder = pickle.loads(bytes.fromhex(sys.argv[1]))
 print("started", flush=True)
-fetch_entry(entry, folder, ignore_progress, Timeouts(reach=5, stall=20))
+fetch_entry(entry, folder, ignore_progress, Timeouts(connect=5, read=20))
 print("done", flush=True)
 """
 
@@ -70,7 +70,7 @@ def test_only_a_damaged_file_is_fetched_again(server: Server, sample: Sample, tm
 def test_a_transfer_that_broke_off_goes_on_where_it_stopped(server: Server, sample: Sample, tmp_path: Path) -> None:
     entry = sample.fill(server)
     server.mode = "cut"
-    with pytest.raises(DataError, match=r"127.0.0.1: broke off after \d+ of \d+ bytes"):
+    with pytest.raises(DataError, match=r"127.0.0.1: connection lost after \d+ of \d+ bytes"):
         fetch_entry(entry, tmp_path, ignore_progress, QUICK)
     server.mode = "normal"
     fetch_entry(entry, tmp_path, ignore_progress, QUICK)

@@ -34,9 +34,8 @@ def build_steps(name: str) -> dict[str, Callable[[], object]]:
     from convolve.data.loader.loader import MicroBatch, StepBatch
     from convolve.engine.forward_backward import ForwardBackward, PassContext
     from convolve.engine.loss import CrossEntropy
-    from convolve.engine.metrics import NullMetrics
     from convolve.engine.state import TrainState
-    from convolve.engine.step import StepParts, no_clipping, train_step
+    from convolve.engine.step import StepParts, train_step
     from convolve.models import registry
     from convolve.numerics.loss_scaling import build_scaler
     from convolve.numerics.select import build_execution, select_numerics
@@ -57,11 +56,10 @@ def build_steps(name: str) -> dict[str, Callable[[], object]]:
         arithmetic.round_initial_weights()
         optimizer = build_optimizer(network, OptimConfig(optimizer="momentum"))
         scaler = build_scaler(precision, choice.policy, (1, 1))
-        state = TrainState(network, optimizer, arithmetic=arithmetic, scaler=scaler)
+        state = TrainState(network, optimizer, execution=arithmetic, scaler=scaler)
         parts = StepParts(
-            lambda samples: 0.01,
-            ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0, arithmetic)),
-            no_clipping,
+            schedule=lambda samples: 0.01,
+            forward_backward=ForwardBackward(model=network, loss=CrossEntropy(), context=PassContext(0, arithmetic)),
         )
         steps[policy] = partial(train_step, state, batch, parts)
     return steps

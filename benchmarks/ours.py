@@ -14,7 +14,7 @@ from convolve import device
 
 device.prepare()
 
-from convolve.bench.train import BenchPlan, BenchRun, measure_matmul  # noqa: E402
+from convolve.bench.train import BenchPlan, measure_matmul, open_bench_run  # noqa: E402
 from convolve.cli.command import Parser, add_config_flags, read_config  # noqa: E402
 from convolve.compat.options import translate  # noqa: E402
 from convolve.distributed.collectives import SingleProcess  # noqa: E402
@@ -28,7 +28,8 @@ def main() -> None:
     add_config_flags(parser)
     config = read_config(parser.parse(translate(words)))
     with tempfile.TemporaryDirectory() as folder:
-        contestant = BenchRun(config, Path(folder), SilentConsole(), SingleProcess())
+        device.configure(config.run.threads)
+        contestant = open_bench_run(config, Path(folder), SilentConsole(), SingleProcess())
         contestant.warm_up(BenchPlan(warmup=2, run_steps=steps))
 
         train = timed(lambda: contestant.go(steps).samples)

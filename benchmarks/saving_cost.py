@@ -23,12 +23,10 @@ import torch  # noqa: E402
 
 from convolve.config.loading import resolve  # noqa: E402
 from convolve.distributed.collectives import SingleProcess  # noqa: E402
-from convolve.engine.callbacks import IntervalTrigger  # noqa: E402
-from convolve.engine.loop import Callback, StopRequest, fit, samples_after_steps  # noqa: E402
-from convolve.engine.state import TrainState  # noqa: E402
+from convolve.engine.callbacks import IntervalTrigger, LogCallback, SaveCallback, log_trigger  # noqa: E402
+from convolve.engine.loop import Callback, StepEvent, fit, samples_after_steps  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
-from convolve.loggers.files import open_loggers  # noqa: E402
-from convolve.runs.session import Session  # noqa: E402
+from convolve.runs.session import open_session  # noqa: E402
 from turns import within  # noqa: E402
 
 EVERY_SECONDS, LIMIT_PERCENT = 30.0, 3.5
@@ -46,7 +44,9 @@ CASES: dict[str, dict[str, object]] = {
 
 
 class Timed:
-    """An action with a clock: seconds and processor seconds of every call that took any."""
+    """A callback with a clock: seconds and processor seconds of its calls."""
+
+    timed = True
 
     def __init__(self, inner: Callback) -> None:
         self.inner = inner
@@ -54,11 +54,11 @@ class Timed:
         self.last_seconds = 0.0
         self.last_processor_seconds = 0.0
 
-    def after(self, before: int, state: TrainState, last: bool) -> None:
+    def on_step_end(self, event: StepEvent) -> None:
         began, worked = time.perf_counter(), time.process_time()
-        self.inner.after(before, state, last)
+        self.inner.on_step_end(event)
         took = time.perf_counter() - began
-        if last:
+        if event.last:
             self.last_seconds, self.last_processor_seconds = took, time.process_time() - worked
         else:
             self.seconds += took
@@ -68,33 +68,32 @@ def measure(name: str, seconds: float) -> float:
     """The share of saving and logging in percent."""
     given = {**CASES[name], "generated_data": True, "validation_mode": "none"}
     with tempfile.TemporaryDirectory() as folder:
-        training = Session(resolve(None, None, given).config, Path(folder), SilentConsole(), SingleProcess())
-        with open_loggers(training.config.log, Path(folder)) as writer:
-            training.writer = writer
-            actions, batches, per_epoch = training.assemble(), training.step_batches(), len(training.loader)
-            fit(
-                training.state,
-                batches,
-                actions.parts,
-                [],
-                samples_after_steps(3, training.config, per_epoch),
-                StopRequest(),
-            )
+        run = open_session(resolve(None, None, given).config, Path(folder), SilentConsole(), SingleProcess())
+        config, state, parts, per_epoch = run.config, run.state, run.parts, len(run.loader)
+        sizes = (config.optim.batch_size, config.global_batch_size)
+        batches = run.loader.step_batches(config.run.seed, 0, *sizes)
+        with run.outputs.open_loggers(SilentConsole()):
+            fit(state, batches, parts, [], total=samples_after_steps(3, config, per_epoch))
             began = time.perf_counter()
-            fit(
-                training.state,
-                batches,
-                actions.parts,
-                [],
-                samples_after_steps(6, training.config, per_epoch),
-                StopRequest(),
-            )
+            fit(state, batches, parts, [], total=samples_after_steps(6, config, per_epoch))
             steps = 6 + 2 * max(1, round(seconds * 3 / (time.perf_counter() - began) / 2))
-            total = samples_after_steps(steps, training.config, per_epoch)
-            log, save = Timed(actions.log), Timed(actions.save)
-            actions.save.rhythm = IntervalTrigger(Fraction(total * 2, 3), total)
+            total, logger = samples_after_steps(steps, config, per_epoch), run.outputs.logger
+            log = Timed(
+                LogCallback(
+                    trigger=log_trigger(config, per_epoch, total), parts=parts, loader=run.loader, logger=logger
+                )
+            )
+            save = Timed(
+                SaveCallback(
+                    trigger=IntervalTrigger(Fraction(total * 2, 3), total),
+                    parts=parts,
+                    saver=run.outputs.open_saver(),
+                    metadata={},
+                    logger=logger,
+                )
+            )
             began = time.perf_counter()
-            fit(training.state, batches, actions.parts, [log, save], total, StopRequest())
+            fit(state, batches, parts, [log, save], total=total)
             took = time.perf_counter() - began - save.last_seconds
     per_save = save.seconds + save.last_processor_seconds / torch.get_num_threads()
     share = 100 * (log.seconds / took + per_save / EVERY_SECONDS)

@@ -29,11 +29,10 @@ from convolve.data.lookup import generated_split  # noqa: E402
 from convolve.data.transforms.augment import NO_AUGMENT  # noqa: E402
 from convolve.data.transforms.normalize import Transform  # noqa: E402
 from convolve.engine.forward_backward import ForwardBackward, PassContext  # noqa: E402
-from convolve.engine.loop import StopRequest, fit  # noqa: E402
+from convolve.engine.loop import fit  # noqa: E402
 from convolve.engine.loss import CrossEntropy  # noqa: E402
-from convolve.engine.metrics import NullMetrics  # noqa: E402
 from convolve.engine.state import TrainState  # noqa: E402
-from convolve.engine.step import StepParts, no_clipping  # noqa: E402
+from convolve.engine.step import StepParts  # noqa: E402
 from convolve.models import registry  # noqa: E402
 from convolve.optim.optimizers import build_optimizer  # noqa: E402
 from convolve.rng import epoch_permutation  # noqa: E402
@@ -55,8 +54,8 @@ class Trainee:
         options = ModelConfig(model="lenet-bn")
         network = registry.build("lenet-bn", classes=10, input_shape=(1, 28, 28), seed=0, options=options)
         self.state = TrainState(network, build_optimizer(network, OptimConfig(optimizer="adam")))
-        executor = ForwardBackward(network, CrossEntropy(), NullMetrics(), PassContext(0))
-        self.parts = StepParts(lambda samples: 1e-3, executor, no_clipping)
+        executor = ForwardBackward(model=network, loss=CrossEntropy(), context=PassContext(0))
+        self.parts = StepParts(schedule=lambda samples: 1e-3, forward_backward=executor)
         self.batches = self.loader.step_batches(0, 0, BATCH, BATCH)
         self.run(1)
         self.first_seconds = time.perf_counter() - began
@@ -64,7 +63,7 @@ class Trainee:
     def run(self, steps: int) -> float:
         """Seconds of a step, within the first epoch."""
         began = time.perf_counter()
-        fit(self.state, self.batches, self.parts, [], self.state.samples + steps * BATCH, StopRequest())
+        fit(self.state, self.batches, self.parts, [], total=self.state.samples + steps * BATCH)
         return (time.perf_counter() - began) / steps
 
 

@@ -10,6 +10,7 @@ import traceback
 from convolve.config.loading import dump
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
+from convolve.runs.folder import read_config
 from forked_commands import FORKS, Running
 
 PATIENCE = 120
@@ -24,7 +25,7 @@ def train_together(config):
 
 def restore_together(folder, changes):
     """Go on with a run in another layout; the report of the first process."""
-    layout = changes.apply(session.read_config(folder)).parallel
+    layout = changes.apply(read_config(folder)).parallel
     if layout.replicas * layout.shards == 1:
         return session.resume(folder, SilentConsole(), changes)
     return Job(layout, restore_run, folder, changes).finish()

@@ -23,7 +23,7 @@ def old_run(tmp_path):
 
 
 def test_an_old_config_is_read_with_its_british_names():
-    from convolve.runs.session import read_config
+    from convolve.runs.folder import read_config
 
     text = (FIXTURE / "config.yml").read_text()
     assert "optimiser: momentum" in text and "normalisation: standard" in text
@@ -58,7 +58,8 @@ def test_an_old_run_validates_with_the_accuracy_it_recorded(old_run):
 
 def test_an_old_run_is_restored_with_its_optimizer_state(old_run):
     from convolve.checkpoint.store import load
-    from convolve.runs.session import Changes, resume
+    from convolve.runs.changes import Changes
+    from convolve.runs.session import resume
 
     before = load(old_run / "checkpoints" / "step-000000008")
     report = resume(old_run, SilentConsole(), Changes(iterations=9))

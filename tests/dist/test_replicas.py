@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from convolve.cli.command import read_config
 from convolve.cli.train import read_options
 from convolve.runs import session
-from convolve.runs.session import Changes
+from convolve.runs.changes import Changes
 from digit_runs import digits_config, weights_hash
 from process_runs import Job, interrupt_command, restore_together, train_together
 

@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 
 from convolve.cli.restore import read_changes, read_options
 from convolve.errors import ConfigError
-from convolve.runs.session import Changes, read_config
+from convolve.runs.changes import Changes
+from convolve.runs.folder import read_config
 from digit_runs import digits_config, weights_hash
 from process_runs import interrupt_command, restore_together, train_together
 

@@ -13,7 +13,7 @@ from convolve.download import ignore_progress
 from convolve.errors import DataError, ParallelError
 from convolve.loggers.base import SilentConsole
 from convolve.runs import folder, session
-from convolve.runs.session import Changes
+from convolve.runs.changes import Changes
 from digit_runs import digits_config, weights_hash
 from photo_sets import photo_config, write_every_format
 from process_runs import Job, restore_run

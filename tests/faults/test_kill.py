@@ -11,7 +11,7 @@ import pytest
 
 import forked_commands
 from convolve.runs import session
-from convolve.runs.session import Changes
+from convolve.runs.changes import Changes
 from digit_runs import digits_config, weights_hash
 from process_runs import Job, restore_run
 

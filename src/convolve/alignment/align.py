@@ -29,7 +29,7 @@ from convolve.loggers.files import read_table
 from convolve.numerics.policy import build_policy
 from convolve.run_files import EVENTS_FILE, MODEL_FILE, SUMMARY_FILE, TRAINING_FILE
 from convolve.runs import session
-from convolve.runs.session import read_config
+from convolve.runs.folder import read_config
 
 SURVEYS = 8
 CURVE_POINTS = 200

@@ -1,7 +1,7 @@
 """Two trainings side by side, from the same weights on the same samples, compared after every step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,10 @@ from convolve.alignment.compare import Agreement, compare
 from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.data.loader.loader import StepBatch
-from convolve.engine.build import build_model, build_numerics
-from convolve.engine.forward_backward import ForwardBackward, PassContext
-from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import NullMetrics
-from convolve.engine.state import TrainState
-from convolve.engine.step import StepParts, train_step
-from convolve.optim.optimizers import build_optimizer
-from convolve.optim.schedules import RunSpan, build_schedule
+from convolve.distributed.collectives import SingleProcess
+from convolve.engine.build import build, build_numerics
+from convolve.engine.step import train_step
+from convolve.optim.schedules import RunSpan
 
 KINDS = ("activation", "gradient", "update")
 
@@ -36,31 +32,17 @@ class Difference:
         return f"step {self.step}, {self.kind} of {self.layer}"
 
 
-@dataclass
 class StepRecorder:
-    """One of the trainings; after each step it shows activations, gradients and updates by layer."""
+    """One of the two runs; records activations, gradients and updates of each step by layer."""
 
-    config: Config
-    material: DataModule
-    total: int
-    shown: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        config, material = self.config, self.material
-        where, epoch = material.device, len(material.train_loader())
-        model = build_model(config, material.transform, len(material.dataset.classes), where)
-        numerics = build_numerics(config, where, Path("."), _ignore, (self.total, epoch))
-        numerics.arithmetic.install(model)
-        numerics.arithmetic.round_initial_weights()
-        optim = config.settled_optim()
-        self.state = TrainState(
-            model, build_optimizer(model, optim), arithmetic=numerics.arithmetic, scaler=numerics.scaler
-        )
-        schedule = build_schedule(config.schedule, optim.learning_rate, RunSpan(self.total, epoch))
-        loss = CrossEntropy(optim.label_smoothing, optim.label_smoothing_over)
-        executor = ForwardBackward(model, loss, NullMetrics(), PassContext(config.run.seed, numerics.arithmetic))
-        self.parts = StepParts(schedule, executor, self._see_gradients, config.run.seed)
-        for name, block in model.blocks.items():
+    def __init__(self, config: Config, data: DataModule, span: RunSpan) -> None:
+        # Activations are compared layer by layer, which fused kernels do not expose.
+        config = config.replace(kernels="torch", metrics=False)
+        numerics = build_numerics(config, data.device, span, folder=Path("."), emit=_ignore)
+        self.state, parts = build(config=config, data=data, collectives=SingleProcess(), numerics=numerics, span=span)
+        self.parts = replace(parts, clip=self._see_gradients)
+        self.shown: dict[str, dict[str, Tensor]] = {}
+        for name, block in self.state.model.blocks.items():
             block.register_forward_hook(self._see_activation(name))
 
     def step(self, batch: StepBatch) -> dict[str, dict[str, Tensor]]:
@@ -88,8 +70,8 @@ class StepRecorder:
 def run_lockstep(reference: Config, other: Config, material: DataModule, steps: int) -> Iterator[Difference]:
     """Differences in the order in which they arise: step by step; activations, then gradients, then updates."""
     loader = material.train_loader()
-    total = max(steps * reference.global_batch_size, len(loader))
-    first, second = (StepRecorder(config, material, total) for config in (reference, other))
+    span = RunSpan(max(steps * reference.global_batch_size, len(loader)), len(loader))
+    first, second = (StepRecorder(config, material, span) for config in (reference, other))
     batches = loader.step_batches(reference.run.seed, 0, reference.optim.batch_size, reference.global_batch_size)
     for number in range(1, steps + 1):
         batch = next(batches)

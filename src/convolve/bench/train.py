@@ -18,7 +18,7 @@ useful the time is, not how busy the units are.
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -29,22 +29,31 @@ import torch
 from convolve import device
 from convolve.bench.timer import Operator, Times, peak_rss_bytes, profile, require_folder
 from convolve.config import Config
+from convolve.data.build import DataModule, name_dataset
+from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.distributed.collectives import Collectives, open_collectives, rank_zero_console, require_same_start
 from convolve.distributed.partition import resolve_splits
-from convolve.engine.build import build_on_meta
-from convolve.engine.callbacks import validation_record
-from convolve.engine.evaluate import VALID_BATCH, evaluate
-from convolve.engine.loop import StopRequest, fit, samples_after_steps
+from convolve.engine.build import (
+    Numerics,
+    build,
+    build_initial_model,
+    build_numerics,
+    build_on_meta,
+    open_data,
+    run_span,
+)
+from convolve.engine.callbacks import evaluate_state, validation_record
+from convolve.engine.loop import StepEvent, fit, samples_after_steps
 from convolve.engine.state import TrainState
-from convolve.engine.throughput import Stopwatch
+from convolve.engine.step import StepParts
 from convolve.errors import ConfigError
-from convolve.loggers.base import Console, LoggerGroup, ValidationRecord
+from convolve.loggers.base import Console, LoggerGroup, RunInfo, ValidationRecord
 from convolve.loggers.mlperf import MlperfLogger
 from convolve.models import registry
 from convolve.models.summary import summarize
 from convolve.run_files import checkpoint_name, mlperf_name
 from convolve.runs.folder import create_run_dir
-from convolve.runs.session import Session
+from convolve.runs.session import run_info
 
 RUN_SECONDS = 1.0
 MATMUL_SIDE = 1024
@@ -112,22 +121,23 @@ class Comparison:
 
 
 @dataclass
-class _Timer:
-    """The action that reads the clock after each step."""
+class _StepTimer:
+    """Callback that measures each step."""
 
-    where: torch.device
+    device: torch.device
     seconds: list[float] = field(default_factory=list)
-    began: float = 0.0
+    started: float = 0.0
+    timed: bool = True
 
     def start(self) -> None:
         self.seconds = []
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
 
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        device.synchronize(self.where)
+    def on_step_end(self, event: StepEvent) -> None:
+        device.synchronize(self.device)
         now = time.perf_counter()
-        self.seconds.append(now - self.began)
-        self.began = now
+        self.seconds.append(now - self.started)
+        self.started = now
 
 
 @dataclass(frozen=True)
@@ -143,36 +153,45 @@ class _Run:
         return self.samples / sum(self.seconds)
 
 
+@dataclass(kw_only=True)
 class BenchRun:
-    """A training that is run in pieces, and what was measured of it."""
+    """A run trained in pieces, and its measurements."""
 
-    def __init__(self, config: Config, folder: Path, console: Console, team: Collectives) -> None:
-        self.training = Session(config, folder, console, team)
-        whole = build_on_meta(self.training.config) if config.parallel.shards > 1 else self.training.state.model
-        self.multiply_adds = summarize(config.model.model, whole).multiply_adds
-        self.threads = torch.get_num_threads()
-        self.runs: list[_Run] = []
-        self.matmul_flops = 0.0
-        self.run_steps = 1
-        self._parts = self.training.assemble().parts
-        self._batches = self.training.step_batches()
-        self._timer = _Timer(self.training.material.device)
+    config: Config
+    data: DataModule
+    loader: Loader
+    numerics: Numerics
+    state: TrainState
+    parts: StepParts
+    info: RunInfo
+    multiply_adds: int
+    threads: int
+    runs: list[_Run] = field(default_factory=list)
+    matmul_flops: float = 0.0
+    run_steps: int = 1
+
+    def __post_init__(self) -> None:
+        config, topology = self.config, self.parts.collectives.topology
+        sizes = (config.optim.batch_size, config.global_batch_size)
+        shard = ReplicaShard(topology.replica, topology.replicas)
+        self._batches = self.loader.step_batches(config.run.seed, 0, *sizes, shard)
+        self._timer = _StepTimer(self.data.device)
 
     def go(self, steps: int) -> _Run:
         """Train for some steps."""
-        training, state = self.training, self.training.state
+        state, loader = self.state, self.loader
         device.configure(self.threads)
-        samples, waited = state.samples, training.loader.waited_seconds
-        total = samples_after_steps(state.step + steps, training.config, len(training.loader))
+        samples, waited = state.samples, loader.waited_seconds
+        total = samples_after_steps(state.step + steps, self.config, len(loader))
         self._timer.start()
-        fit(state, self._batches, self._parts, [self._timer], total, StopRequest())
-        return _Run(tuple(self._timer.seconds), state.samples - samples, training.loader.waited_seconds - waited)
+        fit(state, self._batches, self.parts, [self._timer], total=total)
+        return _Run(tuple(self._timer.seconds), state.samples - samples, loader.waited_seconds - waited)
 
     def warm_up(self, pace: BenchPlan) -> None:
         """Steps that do not count; they also tell how many steps a run has, the same number in all processes."""
         seconds = [*self.go(pace.warmup).seconds, *self.go(1).seconds] if pace.warmup else list(self.go(1).seconds)
         wanted = pace.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
-        self.run_steps = int(self.training.team.broadcast_str(str(wanted)))
+        self.run_steps = int(self.parts.collectives.broadcast_str(str(wanted)))
 
     def measure(self) -> None:
         """One run that is reported, and the machine's own rate right after it."""
@@ -181,7 +200,7 @@ class BenchRun:
 
     def tell(self, operators: Sequence[Operator] = ()) -> TrainSpeed:
         """What came out."""
-        training, config = self.training, self.training.config
+        config = self.config
         counted = self.runs[1:] or self.runs
         seconds = [step for run in counted for step in run.seconds]
         times = Times(1000 * np.array(seconds), first_excluded=len(self.runs) > 1)
@@ -190,12 +209,12 @@ class BenchRun:
         return TrainSpeed(
             config=config.name,
             model=config.model.model,
-            dataset=training.material.dataset.name,
-            device=str(training.material.device),
+            dataset=self.data.dataset.name,
+            device=str(self.data.device),
             threads=self.threads,
             processes=config.parallel.processes,
-            precision=training.numerics.choice.policy.name,
-            execution=training.numerics.choice.execution,
+            precision=self.numerics.choice.policy.name,
+            execution=self.numerics.choice.execution,
             batch_size=config.optim.batch_size,
             global_batch_size=config.global_batch_size,
             run_steps=self.run_steps,
@@ -217,7 +236,7 @@ class BenchRun:
 
     def _whole_team(self, value: float) -> float:
         """A figure added up over all processes."""
-        team = self.training.team
+        team = self.parts.collectives
         return float(team.sum_over_stages(team.sum_over_replicas(torch.tensor([value], dtype=torch.float64))))
 
 
@@ -238,11 +257,11 @@ def bench_train(config: Config, console: Console, pace: BenchPlan, trace: Path |
         require_folder(trace)
     with ExitStack() as stack:
         contestant = _enter(config, console, stack)
-        writer = stack.enter_context(_open_log(contestant.training))
-        writer.start(contestant.training.introduce())
+        writer = stack.enter_context(_open_log(contestant))
+        writer.start(contestant.info)
         _take_turns([contestant], pace, console)
         if config.log.mlperf_logging:
-            writer.valid(_validate(contestant.training))
+            writer.valid(_validate(contestant))
         writer.event("end", status="success")
         operators = [] if trace is None else _profile(contestant, trace)
         return contestant.tell(operators)
@@ -270,25 +289,53 @@ def _enter(config: Config, console: Console, stack: ExitStack) -> BenchRun:
     team = stack.enter_context(open_collectives(config.parallel))
     require_same_start(team, config)
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="convolve-")))
-    return BenchRun(config, folder, rank_zero_console(team, console), team)
+    return open_bench_run(config, folder, rank_zero_console(team, console), team)
 
 
-def _open_log(training: Session) -> LoggerGroup:
+def open_bench_run(config: Config, folder: Path, console: Console, collectives: Collectives) -> BenchRun:
+    """Open the data of a config and build its state and step, as a run does; dumps go to the folder."""
+    started = time.perf_counter()
+    data = open_data(config, console)
+    config = name_dataset(config, data.dataset.name)
+    numerics = build_numerics(
+        config, data.device, run_span(config, data), folder=folder, emit=_ignore, any_rank=collectives.any_rank
+    )
+    model = build_initial_model(config, data, console)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model)
+    whole = build_on_meta(config) if config.parallel.shards > 1 else state.model
+    info = run_info(config, folder, data=data, numerics=numerics, parts=parts, parameters=parameters)
+    return BenchRun(
+        config=config,
+        data=data,
+        loader=data.train_loader(),
+        numerics=numerics,
+        state=state,
+        parts=parts,
+        info=replace(info, setup_seconds=time.perf_counter() - started),
+        multiply_adds=summarize(config.model.model, whole).multiply_adds,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _ignore(kind: str, **values: object) -> None:
+    """Drop events of the numerics."""
+
+
+def _open_log(run: BenchRun) -> LoggerGroup:
     """MLPerf's log in a run folder, where it is asked for; a measurement leaves nothing else behind."""
-    config = training.config
-    if not (config.log.mlperf_logging and training.team.is_rank_zero):
+    config = run.config
+    if not (config.log.mlperf_logging and run.parts.collectives.is_rank_zero):
         return LoggerGroup([])
     return LoggerGroup([MlperfLogger.open(create_run_dir(config.run, config.name) / mlperf_name(config.run.seed))])
 
 
-def _validate(training: Session) -> ValidationRecord:
-    """MLPerf's log has an accuracy: that of the network as it is."""
-    watch, state = Stopwatch(), training.state
-    size, views = training.config.optim.valid_batch_size or VALID_BATCH, training.config.run.validation_views
-    loader, answer = training.material.test_loader(), training.logits_fn()
-    counts = evaluate(state.model, loader, size, training.team, answer, views, state.arithmetic)
-    epoch = state.samples / len(training.loader)
-    return validation_record(checkpoint_name(state.step), state.step, epoch, counts, watch.seconds)
+def _validate(run: BenchRun) -> ValidationRecord:
+    """Evaluate the model as it is: MLPerf's log requires an accuracy."""
+    state, started = run.state, time.perf_counter()
+    result = evaluate_state(state, run.parts, run.data.test_loader(), run.config)
+    epoch, seconds = state.samples / len(run.loader), time.perf_counter() - started
+    return validation_record(checkpoint_name(state.step), state.step, epoch, result, seconds)
 
 
 def _take_turns(contestants: Sequence[BenchRun], pace: BenchPlan, console: Console) -> None:
@@ -303,7 +350,7 @@ def _take_turns(contestants: Sequence[BenchRun], pace: BenchPlan, console: Conso
 def _profile(contestant: BenchRun, trace: Path) -> list[Operator]:
     """All processes make the steps; the first one's are looked at."""
     steps = min(contestant.run_steps, PROFILED_STEPS)
-    if not contestant.training.team.is_rank_zero:
+    if not contestant.parts.collectives.is_rank_zero:
         contestant.go(steps)
         return []
     return profile(lambda: contestant.go(steps), trace)

@@ -65,18 +65,17 @@ def _parser() -> Parser:
 
 def _resolve(command: list[str], options: Namespace) -> tuple[Config, Path, list[str]]:
     """Return the config of the run, its folder, and the command that names both."""
-    from convolve.runs import session
-    from convolve.runs.folder import reserve_run_dir
+    from convolve.runs import folder as run_folder
 
     if options.num_replicas is not None:
         command = [*command, "--replicas", str(options.num_replicas)]
     if command[0] == "restore":
         restored = restore.read_options(command[1:])
-        config = restore.read_changes(restored).apply(session.read_config(restored.run))
+        config = restore.read_changes(restored).apply(run_folder.read_config(restored.run))
         return config, restored.run.absolute(), command
     config = read_config(train.read_options(command[1:]))
     reserve = config.run.run_dir is not None or not options.dry_run
-    folder = reserve_run_dir(config) if reserve else (config.run.log_dir / "RUN").absolute()
+    folder = run_folder.reserve_run_dir(config) if reserve else (config.run.log_dir / "RUN").absolute()
     return config, folder, [*command, "--run-dir", str(folder)]
 
 

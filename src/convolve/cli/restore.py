@@ -15,7 +15,7 @@ from convolve.config.schema import SECTION_OF
 from convolve.distributed.launch.local import follow_launcher
 
 if TYPE_CHECKING:
-    from convolve.runs.session import Changes
+    from convolve.runs.changes import Changes
 
 
 def read_options(argv: Sequence[str]) -> Namespace:
@@ -31,7 +31,7 @@ def read_options(argv: Sequence[str]) -> Namespace:
 
 def read_changes(options: Namespace) -> Changes:
     """Return what differs from the stored config: the length of the run and its layout."""
-    from convolve.runs.session import Changes
+    from convolve.runs.changes import Changes
 
     layout = {name: value for name, value in explicit_options(options).items() if SECTION_OF[name] == "parallel"}
     return Changes(options.epochs, options.iterations, layout)
@@ -43,9 +43,10 @@ def run(argv: Sequence[str]) -> int:
     follow_launcher()
     device.prepare()
     from convolve.runs import session
+    from convolve.runs.folder import read_config
 
     changes = read_changes(options)
-    config = changes.apply(session.read_config(options.run))
+    config = changes.apply(read_config(options.run))
     if should_spawn(config):
         return spawn_ranks(["restore", *argv], config)
     with open_console(options.json) as console:

@@ -1,16 +1,12 @@
-"""The pieces that several verbs need: the data, the network, and a trained network from a checkpoint.
+"""From a config to the parts of a run: data, model, numerics, and the state and step built from them.
 
-The numerics of a run: how its policy is carried out, who watches, and how the loss is scaled.
-
-What the blocks of a config's network cost in memory and time, without its data, its devices or its weights.
-
-From the data section of a config to what feeds a network: which samples, which transform, which loader.
-
-The pieces that several verbs need: the data, the network, and a trained network from a checkpoint.
+`build` assembles a training step. It is pure: it reads and writes no files and prints nothing. Train, restore, bench
+and align all use it. `open_data` and `build_initial_model` do the I/O that has to come first.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +17,18 @@ from convolve.checkpoint.pretrained import load_pretrained
 from convolve.config import Config, ModelConfig
 from convolve.data.build import DataModule, fit_normalization, load_dataset
 from convolve.data.catalog import dataset_info
-from convolve.data.loader.loader import Loader
 from convolve.data.transforms.normalize import Transform
+from convolve.distributed import gradient_sync
+from convolve.distributed.collectives import Collectives
+from convolve.distributed.partition import Partition, partition_model
+from convolve.engine.ema import ModelEMA
+from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
+from convolve.engine.loop import run_samples
+from convolve.engine.loss import CrossEntropy
+from convolve.engine.metrics import Metrics, NullMetrics, RunningMetrics
+from convolve.engine.state import TrainState
+from convolve.engine.step import StepParts, clip_to_norm, no_clipping
+from convolve.layers.batch_norm import NormStatistics
 from convolve.loggers.base import Console
 from convolve.models import registry
 from convolve.models.fastnet import WHITENED_IMAGES, Whitening
@@ -33,43 +39,55 @@ from convolve.numerics.formats import FP16, FP32, Format
 from convolve.numerics.loss_scaling import AnyRank, Scaler, build_scaler, single_process
 from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
 from convolve.numerics.select import NumericsChoice, apply_kernels, build_execution, select_numerics
+from convolve.optim.optimizers import build_optimizer
+from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.run_files import DUMPS_FOLDER
 
+EmitFn = Callable[..., None]
 
-def build_model(config: Config, transform: Transform, classes: int, where: torch.device) -> Network:
-    """A fresh network on its device, in the memory layout that convolutions like best."""
-    network = registry.build(
+
+def open_data(config: Config, console: Console) -> DataModule:
+    """Find or download the data set of a config and fit its normalization."""
+    target = device.select(config.run.device)
+    dataset = load_dataset(config, console)
+    shape = registry.resolve(config.model.model, config.model).input_shape
+    transform = fit_normalization(dataset.train, config.data, shape[1] if shape[0] == 3 else None)
+    return DataModule(dataset, transform, target, config.data)
+
+
+def build_model(config: Config, transform: Transform, classes: int, device: torch.device) -> Network:
+    """Return a freshly initialized model in channels-last memory format."""
+    model = registry.build(
         config.model.model, classes=classes, input_shape=transform.shape, seed=config.run.seed, options=config.model
     )
-    apply_freezing(network, config.model)
-    return network.to(device=where, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    apply_freezing(model, config.model)
+    return model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def initialize_weights(network: Network, config: Config, loader: Loader, console: Console) -> None:
-    """What a new run begins with besides its seed: weights from elsewhere, and layers that look at the data."""
-    for module in network.modules():
+def build_initial_model(config: Config, data: DataModule, console: Console) -> Network:
+    """Return the whole model of a new run: layers fitted to the data, weights of `--init-path` loaded."""
+    model = build_model(config, data.transform, len(data.dataset.classes), data.device)
+    for module in model.modules():
         if isinstance(module, Whitening):
-            batch = next(loader.step_batches(config.run.seed, 0, WHITENED_IMAGES, WHITENED_IMAGES))
+            batch = next(data.train_loader().step_batches(config.run.seed, 0, WHITENED_IMAGES, WHITENED_IMAGES))
             module.fit_images(batch.micro_batches[0].images)
     if config.model.init_path is not None:
-        report = load_pretrained(network, config.model.init_path)
+        report = load_pretrained(model, config.model.init_path)
         new = f"; newly initialized: {', '.join(report.new)}" if report.new else ""
         console.info(f"loaded {report.loaded} tensors from {report.source}{new}")
-
-
-EmitEvent = Callable[..., None]
+    return model
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """What was chosen for a run, and the parts that carry it out."""
+    """Number formats of a run: the choice, and the objects that execute it."""
 
     choice: NumericsChoice
-    arithmetic: Execution
+    execution: Execution
     scaler: Scaler
 
-    def facts(self) -> dict[str, Any]:
-        """For the record of the run."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the run's log and summary."""
         return {
             **self.choice.policy.to_json(),
             "execution": self.choice.execution,
@@ -81,79 +99,140 @@ class Numerics:
 
 def build_numerics(
     config: Config,
-    where: torch.device,
+    device: torch.device,
+    span: RunSpan,
+    *,
     folder: Path,
-    tell: EmitEvent,
-    span: tuple[int, int],
-    agree: AnyRank = single_process,
+    emit: EmitFn,
+    any_rank: AnyRank = single_process,
 ) -> Numerics:
-    """The numerics that a config asks for; `tell` gets events, `span` is the run and one epoch in samples."""
+    """Return the numerics of a config. Dumps go to the run folder, events to `emit`."""
     precision = config.precision
-    watched = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
-    choice = select_numerics(precision, where, watched=watched)
-    watcher = Observers(_observers(config, choice, folder / DUMPS_FOLDER, tell))
-    scaler = build_scaler(precision, choice.policy, span, agree)
-    return Numerics(choice, build_execution(choice, where, watcher), scaler)
+    observed = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
+    choice = select_numerics(precision, device, watched=observed)
+    observers = Observers(_observers(config, choice, folder / DUMPS_FOLDER, emit))
+    scaler = build_scaler(precision, choice.policy, (span.total, span.epoch), any_rank)
+    return Numerics(choice, build_execution(choice, device, observers), scaler)
 
 
-def match_training_numerics(config: Config, network: Network, where: torch.device) -> Execution:
+def match_training_numerics(config: Config, model: Network, device: torch.device) -> Execution:
     """Prepare a trained model and return the execution in which training validated it."""
-    choice = select_numerics(config.precision, where)
-    execution = build_execution(choice, where)
-    execution.install(network)
-    apply_kernels(config, network, choice)
+    choice = select_numerics(config.precision, device)
+    execution = build_execution(choice, device)
+    execution.install(model)
+    apply_kernels(config, model, choice)
     return execution
 
 
-def _observers(config: Config, choice: NumericsChoice, folder: Path, tell: EmitEvent) -> list[Observer]:
-    precision, found = config.precision, list[Observer]()
+def _observers(config: Config, choice: NumericsChoice, folder: Path, emit: EmitFn) -> list[Observer]:
+    precision, observers = config.precision, list[Observer]()
     if precision.over_dump:
-        found.append(OverflowDump(folder))
+        observers.append(OverflowDump(folder))
     if precision.data_dump_step:
-        found.append(StepDump(folder, parse_steps(precision.data_dump_step)))
+        observers.append(StepDump(folder, parse_steps(precision.data_dump_step)))
     if precision.survey_freq:
-        found.append(_survey(precision.survey_freq, choice.policy.compute, tell))
+        observers.append(_survey(precision.survey_freq, choice.policy.compute, emit))
     if choice.policy.exceptions:
-        # Last, so that the dumps are written before it ends the run.
-        found.append(OverflowTrap())
-    return found
+        # Must be last: it ends the run, after the dumps have been written.
+        observers.append(OverflowTrap())
+    return observers
 
 
-def _survey(every: int, compute: Format, tell: EmitEvent) -> ExponentSurvey:
-    """A survey by the format computed in; in fp32, by the one that somebody might go to."""
+def _survey(every: int, compute: Format, emit: EmitFn) -> ExponentSurvey:
+    """Return a survey of exponents by the limits of the compute format; in fp32, by those of fp16."""
     target = FP16 if compute is FP32 else compute
     limits = (1 - target.bias - target.mantissa_bits, 1 - target.bias, target.bias)
     return ExponentSurvey(
-        every, target, lambda step, layers: tell("survey", step=step, format=target.name, limits=limits, layers=layers)
+        every, target, lambda step, layers: emit("survey", step=step, format=target.name, limits=limits, layers=layers)
     )
 
 
+def run_span(config: Config, data: DataModule) -> RunSpan:
+    """Return the length of a run and of one epoch, in samples."""
+    samples_per_epoch = len(data.dataset.train)
+    return RunSpan(run_samples(config, samples_per_epoch), samples_per_epoch)
+
+
+def build(
+    *,
+    config: Config,
+    data: DataModule,
+    collectives: Collectives,
+    numerics: Numerics,
+    model: Network | None = None,
+    span: RunSpan | None = None,
+) -> tuple[TrainState, StepParts]:
+    """Return the state at the start of a run and the parts of its step. Has no side effects.
+
+    Args:
+        model: whole model, before it is split into stages; a fresh one by default.
+        span: length of the learning-rate schedule; that of the run by default.
+    """
+    if model is None:
+        model = build_model(config, data.transform, len(data.dataset.classes), data.device)
+    partition = partition_model(model, config, collectives)
+    state = _build_state(config, partition, numerics)
+    numerics.execution.install(state.model)
+    native_layers = apply_kernels(config, state.model, numerics.choice)
+    numerics.execution.round_initial_weights()
+    metrics: Metrics = RunningMetrics(data.device, collectives) if config.log.metrics else NullMetrics()
+    # The payload of a step: batch-norm statistics and the stop flag.
+    grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).flat) + 1)
+    offset = collectives.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
+    context = PassContext(config.run.seed, numerics.execution, grad_sync, offset)
+    optim, pipeline = config.settled_optim(), partition.pipeline
+    parts = StepParts(
+        schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
+        forward_backward=_build_forward_backward(config, partition, context, metrics),
+        clip=no_clipping if optim.clip_norm is None else clip_to_norm(optim.clip_norm, collectives),
+        seed=config.run.seed,
+        collectives=collectives,
+        grad_sync=grad_sync,
+        sharding=partition.holdings.ownership,
+        metrics=metrics,
+        native_layers=tuple(native_layers),
+        infer=partial(pipeline.infer, forward=partial(numerics.execution.forward, state.model)) if pipeline else None,
+    )
+    return state, parts
+
+
+def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
+    model, shard = partition.part, partition.holdings
+    optimizer = build_optimizer(model, config.settled_optim(), shard.ownership.owns)
+    state = TrainState(model, optimizer, execution=numerics.execution, scaler=numerics.scaler, shard=shard)
+    if config.optim.ema_decay is not None:
+        state.ema = ModelEMA(model, config.optim.ema_decay)
+    return state
+
+
+def _build_forward_backward(
+    config: Config, partition: Partition, context: PassContext, metrics: Metrics
+) -> ForwardBackwardFn:
+    loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
+    model, pipeline = partition.part, partition.pipeline
+    if pipeline is None:
+        return ForwardBackward(model=model, loss=loss, context=context, metrics=metrics)
+    return PipelineForwardBackward(stage=model, pipeline=pipeline, loss=loss, context=context, metrics=metrics)
+
+
 def build_on_meta(config: Config) -> Network:
-    """The network of a config without values, for the images of its data set where that is known."""
-    return _build_on_meta(config.model, *_find_input(config))
+    """Return the model of a config without weights, for the image shape of its data set if that is known."""
+    return build_options_on_meta(config.model, *model_input(config))
 
 
-def _find_input(config: Config) -> tuple[int, Shape]:
-    """Classes and image shape: those of the data set, or the network's own."""
-    own = registry.resolve(config.model.model, config.model)
-    entry, side = dataset_info(config), config.data.image_size
-    classes, shape = own.classes, own.input_shape
-    if entry is not None:
-        height, width, channels = entry.image_shape
-        classes, shape = len(entry.classes), (channels, height, width)
+def model_input(config: Config) -> tuple[int, Shape]:
+    """Return classes and image shape: those of the data set if it is known, else the model's defaults."""
+    defaults = registry.resolve(config.model.model, config.model)
+    info, side = dataset_info(config), config.data.image_size
+    classes, shape = defaults.classes, defaults.input_shape
+    if info is not None:
+        height, width, channels = info.image_shape
+        classes, shape = len(info.classes), (channels, height, width)
     return classes, shape if side is None else (shape[0], side, side)
 
 
-def _build_on_meta(options: ModelConfig, classes: int, shape: Shape) -> Network:
-    network = registry.build_meta(options.model, classes=classes, input_shape=shape, options=options)
-    apply_freezing(network, options)
-    return network
-
-
-def open_data(config: Config, console: Console) -> DataModule:
-    """Device, data and transform for a training."""
-    where = device.select(config.run.device)
-    dataset = load_dataset(config, console)
-    shape = registry.resolve(config.model.model, config.model).input_shape
-    transform = fit_normalization(dataset.train, config.data, shape[1] if shape[0] == 3 else None)
-    return DataModule(dataset, transform, where, config.data)
+def build_options_on_meta(options: ModelConfig, classes: int, shape: Shape) -> Network:
+    """Return a model without weights."""
+    model = registry.build_meta(options.model, classes=classes, input_shape=shape, options=options)
+    apply_freezing(model, options)
+    return model

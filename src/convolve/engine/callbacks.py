@@ -1,271 +1,250 @@
-"""What happens between steps: log, validate, save. Each action decides by its rhythm whether it is due.
+"""Callbacks of the loop: progress, loss scale, weight check, log, validate, save.
 
-When something is due. Everything is counted in samples, so a restart or another batch size keeps the beat.
-
-Notes each change of the loss scale and each skipped step.
-
-What happens between the steps of one run, and in which order.
+What is due is counted in samples, so it does not change with the batch size or after a restart.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
-from convolve.checkpoint.store import AsyncSaver
+from convolve.checkpoint.snapshot import Snapshot
 from convolve.config import Config
 from convolve.data.loader.loader import Loader
-from convolve.distributed.collectives import Collectives, require_equal_weights
+from convolve.distributed.collectives import require_equal_weights
 from convolve.engine.ema import temporary_weights
-from convolve.engine.evaluate import LogitsFn, evaluate
-from convolve.engine.loop import Callback
-from convolve.engine.metrics import EvalResult, Metrics
+from convolve.engine.evaluate import VALID_BATCH, evaluate
+from convolve.engine.loop import StepEvent
+from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts
-from convolve.engine.throughput import Stopwatch, Timer
 from convolve.errors import DivergedError
 from convolve.loggers.base import Console, Logger, TrainRecord, ValidationRecord
 from convolve.numerics.loss_scaling import Scaler
-from convolve.optim.schedules import Schedule
 from convolve.run_files import checkpoint_name, step_of
 
 
 @dataclass(frozen=True)
 class IntervalTrigger:
-    """Due each time the position crosses a multiple of `every` samples, and at the end of the run; None: only there."""
+    """Due at the end of the run, and whenever the position crosses a multiple of `every` samples (None: never)."""
 
     every: Fraction | None
     total: int
 
     def due(self, before: int, now: int) -> bool:
-        """Whether a beat lies in (before, now]."""
+        """Return True if a multiple is in (before, now]."""
         if now >= self.total:
             return True
         if self.every is None:
             return False
         return bool(now // self.every > before // self.every)
 
-
-def never(total: int) -> IntervalTrigger:
-    """No beat but the last."""
-    return IntervalTrigger(None, total)
-
-
-@dataclass
-class LogCallback:
-    """Reads the counters and hands a record to the writers."""
-
-    rhythm: IntervalTrigger
-    tally: Metrics
-    schedule: Schedule
-    loader: Loader
-    writer: Logger
-    clock: Timer
-    final_loss: float = math.nan
-
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Log if it is time."""
-        if not (last or self.rhythm.due(before, state.samples)):
-            return
-        counts = self.tally.read()
-        if counts.samples and not math.isfinite(counts.loss):
-            raise DivergedError(
-                f"loss={counts.loss} at step {state.step}: training has diverged; "
-                "lower --learning-rate, add --warmup-epochs or --clip-norm"
-            )
-        self.final_loss = counts.loss
-        self.writer.train(self._record(before, state, counts))
-
-    def _record(self, before: int, state: TrainState, counts: EvalResult) -> TrainRecord:
-        clock = self.clock
-        interval = clock.lap(state, self.loader.waited_seconds)
-        return TrainRecord(
-            step=state.step,
-            epoch=state.samples / len(self.loader),
-            samples=state.samples,
-            learning_rate=self.schedule(before),
-            loss=counts.loss if counts.samples else None,
-            accuracy=counts.accuracy if counts.samples else None,
-            images_per_second=clock.throughput.speed_of(interval),
-            ms_per_step=clock.throughput.step_time_of(interval),
-            data_wait_share=interval.data_wait_share,
-            total_seconds=clock.earlier + clock.seconds,
-        )
+    def due_at(self, event: StepEvent) -> bool:
+        """Return True if a multiple was crossed in a step."""
+        return self.due(event.samples_before, event.state.samples)
 
 
-@dataclass
-class ValidateCallback:
-    """Evaluates the live model on the test split."""
-
-    rhythm: IntervalTrigger
-    loader: Loader
-    batch_size: int
-    samples_per_epoch: int
-    writer: Logger
-    clock: Timer
-    team: Collectives
-    answer: LogitsFn | None = None
-    views: int = 1
-    newest: EvalResult | None = None
-
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Validate if it is time; an interrupted run does not wait for it."""
-        self.newest = None
-        if not self.rhythm.due(before, state.samples):
-            return
-        with self.clock.stopwatch.paused():
-            watch = Stopwatch()
-            self.newest = self._evaluate(state)
-            seconds = watch.seconds
-            epoch = state.samples / self.samples_per_epoch
-            self.writer.valid(validation_record(checkpoint_name(state.step), state.step, epoch, self.newest, seconds))
-            self._validate_average(state, epoch)
-
-    def _evaluate(self, state: TrainState) -> EvalResult:
-        return evaluate(state.model, self.loader, self.batch_size, self.team, self.answer, self.views, state.arithmetic)
-
-    def _validate_average(self, state: TrainState, epoch: float) -> None:
-        """The running average, if one is kept, is validated as a network of its own."""
-        averages = state.averager.tensors()
-        if not averages:
-            return
-        watch = Stopwatch()
-        with temporary_weights(state.model, averages):
-            counts = self._evaluate(state)
-        name = f"{checkpoint_name(state.step)}-ema"
-        self.writer.valid(validation_record(name, state.step, epoch, counts, watch.seconds))
-
-    def latest(self) -> EvalResult | None:
-        """The validation of the step just made, if there was one."""
-        return self.newest
+def log_trigger(config: Config, samples_per_epoch: int, total: int) -> IntervalTrigger:
+    """Return when to log."""
+    if config.log.log_freq is not None:
+        return IntervalTrigger(Fraction(config.log.log_freq * config.global_batch_size), total)
+    return IntervalTrigger(Fraction(samples_per_epoch, config.log.logs_per_epoch), total)
 
 
-def validation_record(checkpoint: str, step: int, epoch: float, counts: EvalResult, seconds: float) -> ValidationRecord:
-    """An evaluation as a record for the writers."""
-    return ValidationRecord(
-        checkpoint=checkpoint,
-        step=step,
-        epoch=epoch,
-        loss=counts.loss,
-        accuracy=counts.accuracy,
-        samples=counts.samples,
-        seconds=seconds,
-        images_per_second=counts.samples / seconds,
-    )
-
-
-@dataclass
-class WeightCheckCallback:
-    """Makes sure that all replicas still hold the same weights."""
-
-    rhythm: IntervalTrigger
-    team: Collectives
-
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Compare if it is time."""
-        if self.rhythm.due(before, state.samples):
-            require_equal_weights(self.team, state.model)
-
-
-@dataclass
-class SaveCallback:
-    """Stores checkpoints, and remembers which one validated best. All processes hand in, the first one writes.
-
-    Files are written while training goes on; whatever went wrong there ends the run at the step after it is known.
-    """
-
-    rhythm: IntervalTrigger
-    saver: AsyncSaver
-    facts: dict[str, Any]
-    latest_validation: Callable[[], EvalResult | None]
-    writer: Logger
-    clock: Timer
-    team: Collectives
-    best_accuracy: float = -1.0
-
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Save if it is time, and always at the last step, which waits for it."""
-        self._tell(wait=False)
-        if not (last or self.rhythm.due(before, state.samples)):
-            return
-        with self.clock.stopwatch.paused():
-            self._tell(wait=True)
-            self.save(state, self.latest_validation())
-            self._tell(wait=last)
-
-    def save(self, state: TrainState, counts: EvalResult | None) -> None:
-        """Begin to store the state as it is now."""
-        better = counts is not None and counts.accuracy > self.best_accuracy
-        if counts is not None and better:
-            self.best_accuracy = counts.accuracy
-        metrics = (
-            {} if counts is None else {"loss": counts.loss, "accuracy": counts.accuracy, "samples": counts.samples}
-        )
-        seconds = self.clock.earlier + self.clock.stopwatch.seconds
-        facts = {
-            **self.facts,
-            "metrics": metrics,
-            "best_accuracy": self.best_accuracy,
-            "best": better,
-            "seconds": seconds,
-        }
-        snapshot = state.snapshot(facts, self.team)
-        if self.team.is_rank_zero:
-            self.saver.save(snapshot, best=better)
-
-    def _tell(self, *, wait: bool) -> None:
-        """Note the checkpoint that was finished since the last time."""
-        path = self.saver.poll(wait=wait)
-        if path is not None:
-            self.writer.event("checkpoint", path=path.name, step=step_of(path))
-
-
-class LossScaleCallback:
-    """Tells the writers when the scale changes or a step is skipped."""
-
-    def __init__(self, writer: Logger, scaler: Scaler) -> None:
-        self._writer = writer
-        self._scale, self._skipped = scaler.scale, scaler.skipped
-
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Compare with what was told last."""
-        scaler = state.scaler
-        if scaler.skipped > self._skipped:
-            self._writer.event("skipped_step", step=state.step, skipped=scaler.skipped, loss_scale=self._scale)
-        if scaler.scale != self._scale:
-            self._writer.event("loss_scale", step=state.step, loss_scale=scaler.scale)
-        self._scale, self._skipped = scaler.scale, scaler.skipped
-
-
-@dataclass
-class Callbacks:
-    """The actions of a run, and which of them the config asks for."""
-
-    parts: StepParts
-    always: list[Callback]
-    log: LogCallback
-    validate: ValidateCallback
-    save: SaveCallback
-    config: Config
-
-    def in_order(self) -> list[Callback]:
-        """Progress, log, validate, save: a checkpoint carries the validation of its own step."""
-        chosen: list[Callback] = [*self.always, self.log]
-        if self.config.run.validation_mode == "during":
-            chosen.append(self.validate)
-        if self.config.run.checkpoints:
-            chosen.append(self.save)
-        return chosen
+def save_trigger(config: Config, samples_per_epoch: int, total: int) -> IntervalTrigger:
+    """Return when to save."""
+    run = config.run
+    if run.epochs_per_ckpt is not None:
+        return IntervalTrigger(Fraction(run.epochs_per_ckpt * samples_per_epoch), total)
+    return IntervalTrigger(Fraction(samples_per_epoch, run.ckpts_per_epoch) if run.ckpts_per_epoch else None, total)
 
 
 @dataclass(frozen=True)
 class ProgressCallback:
-    """Shows how far a run is."""
+    """Shows the position."""
 
     console: Console
     total: int
+    timed: bool = True
 
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Show how far the run is."""
-        self.console.progress("train", state.samples, self.total)
+    def on_step_end(self, event: StepEvent) -> None:
+        self.console.progress("train", event.state.samples, self.total)
+
+
+class LossScaleCallback:
+    """Logs skipped steps and changes of the loss scale."""
+
+    timed = True
+
+    def __init__(self, logger: Logger, scaler: Scaler) -> None:
+        self._logger = logger
+        self._scale, self._skipped = scaler.scale, scaler.skipped
+
+    def on_step_end(self, event: StepEvent) -> None:
+        scaler, step = event.state.scaler, event.state.step
+        if scaler.skipped > self._skipped:
+            self._logger.event("skipped_step", step=step, skipped=scaler.skipped, loss_scale=self._scale)
+        if scaler.scale != self._scale:
+            self._logger.event("loss_scale", step=step, loss_scale=scaler.scale)
+        self._scale, self._skipped = scaler.scale, scaler.skipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightCheckCallback:
+    """Checks that all replicas have the same weights."""
+
+    trigger: IntervalTrigger
+    parts: StepParts
+    timed: bool = True
+
+    def on_step_end(self, event: StepEvent) -> None:
+        if self.trigger.due_at(event):
+            require_equal_weights(self.parts.collectives, event.state.model)
+
+
+@dataclass(kw_only=True)
+class LogCallback:
+    """Logs the metrics and the throughput since the last log point."""
+
+    trigger: IntervalTrigger
+    parts: StepParts
+    loader: Loader
+    logger: Logger
+    final_loss: float = math.nan
+    timed: bool = True
+
+    def on_step_end(self, event: StepEvent) -> None:
+        if not (event.last or self.trigger.due_at(event)):
+            return
+        result = self.parts.metrics.compute()
+        if result.samples and not math.isfinite(result.loss):
+            raise DivergedError(
+                f"loss={result.loss} at step {event.state.step}: training has diverged; "
+                "lower --learning-rate, add --warmup-epochs or --clip-norm"
+            )
+        self.final_loss = result.loss
+        self.logger.train(self._record(event, result))
+
+    def _record(self, event: StepEvent, result: EvalResult) -> TrainRecord:
+        state, timer = event.state, event.timer
+        interval = timer.split(step=state.step, samples=state.samples, waited_seconds=self.loader.waited_seconds)
+        return TrainRecord(
+            step=state.step,
+            epoch=state.samples / len(self.loader),
+            samples=state.samples,
+            learning_rate=self.parts.schedule(event.samples_before),
+            loss=result.loss if result.samples else None,
+            accuracy=result.accuracy if result.samples else None,
+            images_per_second=interval.images_per_second,
+            ms_per_step=interval.ms_per_step,
+            data_wait_share=interval.data_wait_share,
+            total_seconds=timer.total_seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateCallback:
+    """Evaluates the model, and its average if there is one, on the test split."""
+
+    trigger: IntervalTrigger
+    parts: StepParts
+    loader: Loader
+    samples_per_epoch: int
+    logger: Logger
+    config: Config
+    timed: bool = False
+
+    def on_step_end(self, event: StepEvent) -> None:
+        """Validate if due; an interrupted run does not wait for it."""
+        if not self.trigger.due_at(event):
+            return
+        name = checkpoint_name(event.state.step)
+        event.validation = self._validate(event, name)
+        averages = event.state.ema.tensors()
+        if averages:
+            with temporary_weights(event.state.model, averages):
+                self._validate(event, f"{name}-ema")
+
+    def _validate(self, event: StepEvent, name: str) -> EvalResult:
+        state, clock = event.state, event.timer.clock
+        started = clock()
+        result = evaluate_state(state, self.parts, self.loader, self.config)
+        epoch = state.samples / self.samples_per_epoch
+        self.logger.valid(validation_record(name, state.step, epoch, result, clock() - started))
+        return result
+
+
+def evaluate_state(state: TrainState, parts: StepParts, loader: Loader, config: Config) -> EvalResult:
+    """Evaluate the model of a run between two steps, on all ranks."""
+    size, views = config.optim.valid_batch_size or VALID_BATCH, config.run.validation_views
+    return evaluate(state.model, loader, size, parts.collectives, parts.infer, views, state.execution)
+
+
+def validation_record(checkpoint: str, step: int, epoch: float, result: EvalResult, seconds: float) -> ValidationRecord:
+    """Return an evaluation as a record for the loggers."""
+    return ValidationRecord(
+        checkpoint=checkpoint,
+        step=step,
+        epoch=epoch,
+        loss=result.loss,
+        accuracy=result.accuracy,
+        samples=result.samples,
+        seconds=seconds,
+        images_per_second=result.samples / seconds,
+    )
+
+
+class Saver(Protocol):
+    """Saves snapshots in the background; a null object on all ranks but 0."""
+
+    def save(self, snapshot: Snapshot, *, best: bool) -> None:
+        """Start to save a snapshot."""
+
+    def poll(self, *, wait: bool) -> Any:
+        """Return the path of the last save once it completes, else None. Re-raises the error of a failed save."""
+
+
+@dataclass(kw_only=True)
+class SaveCallback:
+    """Saves checkpoints and marks the one that validated best.
+
+    Files are written during the next steps. An error there ends the run one step after it is known.
+    """
+
+    trigger: IntervalTrigger
+    parts: StepParts
+    saver: Saver
+    metadata: dict[str, Any]
+    logger: Logger
+    best_accuracy: float = -1.0
+    timed: bool = False
+
+    def on_step_end(self, event: StepEvent) -> None:
+        """Save if due, and always after the last step, which waits for it."""
+        self._log_saved(wait=False)
+        if not (event.last or self.trigger.due_at(event)):
+            return
+        self._log_saved(wait=True)
+        self._save(event)
+        self._log_saved(wait=event.last)
+
+    def _save(self, event: StepEvent) -> None:
+        result = event.validation
+        best = result is not None and result.accuracy > self.best_accuracy
+        metrics: dict[str, Any] = {}
+        if result is not None:
+            self.best_accuracy = max(self.best_accuracy, result.accuracy)
+            metrics = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+        metadata = {
+            **self.metadata,
+            "metrics": metrics,
+            "best_accuracy": self.best_accuracy,
+            "best": best,
+            "seconds": event.timer.total_seconds,
+        }
+        self.saver.save(event.state.snapshot(metadata, self.parts.collectives), best=best)
+
+    def _log_saved(self, *, wait: bool) -> None:
+        path = self.saver.poll(wait=wait)
+        if path is not None:
+            self.logger.event("checkpoint", path=path.name, step=step_of(path))

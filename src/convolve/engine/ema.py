@@ -1,8 +1,7 @@
-"""A running average of the weights, kept beside them while they are trained.
+"""Exponential moving average of the weights.
 
 The arithmetic: after update number t, a := d a + (1 - d) w for every weight and norm statistic, with
-d = min(decay, (1 + t) / (10 + t)), so that the untrained beginning is forgotten at once. A skipped step leaves the
-average alone.
+d = min(decay, (1 + t) / (10 + t)), so the initial weights are forgotten quickly. A skipped step does not change it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,55 +15,51 @@ from convolve.errors import CheckpointError
 
 
 class WeightAverage(Protocol):
-    """Follows the weights of a model."""
+    """Average of the weights of a model during training."""
 
-    def follow(self, model: nn.Module, step: int) -> None:
-        """Take in the weights after an update that was made."""
+    def update(self, model: nn.Module, step: int) -> None:
+        """Include the weights after an optimizer update."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average by parameter name; empty where none is kept."""
+        """Return the average by parameter name; empty if there is none."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become an average that was stored."""
+        """Load a stored average."""
 
 
 class NoEMA:
-    """Keeps nothing."""
+    """Null object of `WeightAverage`."""
 
-    def follow(self, model: nn.Module, step: int) -> None:
-        """Let the update pass."""
+    def update(self, model: nn.Module, step: int) -> None:
+        pass
 
     def tensors(self) -> dict[str, Tensor]:
-        """Nothing is kept."""
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing to become."""
+        pass
 
 
 class ModelEMA:
-    """An exponential average of all floating-point weights and statistics, in float32 or wider."""
+    """Exponential average of all floating-point weights and statistics, in float32 or wider."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self._average = {name: tensor.detach().clone() for name, tensor in _float_tensors(model).items()}
 
-    def follow(self, model: nn.Module, step: int) -> None:
-        """Take in the weights after an update that was made."""
+    def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
         with torch.no_grad():
             torch._foreach_lerp_(list(self._average.values()), list(_float_tensors(model).values()), 1 - decay)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average by parameter name."""
         return dict(self._average)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become an average that was stored."""
-        odd = sorted(set(tensors) ^ set(self._average))
-        if odd:
+        names = sorted(set(tensors) ^ set(self._average))
+        if names:
             raise CheckpointError(
-                f"averages.safetensors: '{odd[0]}' does not fit the model; use the config it was made with"
+                f"averages.safetensors: '{names[0]}' does not fit the model; use the config it was made with"
             )
         for name, tensor in tensors.items():
             self._average[name].copy_(tensor)
@@ -76,14 +71,14 @@ def _float_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def temporary_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with other weights; its own come back afterwards, bit for bit."""
-    own = model.state_dict()
-    kept = {name: own[name].clone() for name in tensors}
+    """Replace weights of the model inside the block, and restore them bit for bit."""
+    current = model.state_dict()
+    saved = {name: current[name].clone() for name in tensors}
     with torch.no_grad():
         try:
             for name, tensor in tensors.items():
-                own[name].copy_(tensor)
+                current[name].copy_(tensor)
             yield
         finally:
-            for name, tensor in kept.items():
-                own[name].copy_(tensor)
+            for name, tensor in saved.items():
+                current[name].copy_(tensor)

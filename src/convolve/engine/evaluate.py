@@ -1,17 +1,12 @@
-"""Exact evaluation: every sample once, counted, and the model left as it was.
+"""Exact evaluation: every sample is counted once, and the model is left unchanged.
 
-Batch norms are folded into convolutions for it, in a copy that lasts as long as the evaluation: the same function to
-the last few bits, in fewer passes over memory. A model whose layers are watched, as emulated arithmetic does, is
-evaluated as it is.
+Batch norms are folded into convolutions in a temporary copy: the same function to the last few bits, with fewer passes
+over memory. A model with hooks, such as those of emulated number formats, is evaluated as it is.
 
-Several views of each test image, whose answers are averaged.
+Test-time augmentation averages logits over views. One view is the image. Two are the image and its mirror image. Six
+add both of these shifted by one pixel, up and left or down and right, with reflected edges:
 
-One view is the image. Two are the image and its mirror image, with the mean of their logits. Six add both of these
-moved by one pixel, up and left or down and right, with reflected edges:
-
-    half the mean over the two views in place, and half the mean over the four that are moved
-
-The pieces that several verbs need: the data, the network, and a trained network from a checkpoint.
+    half the mean over the two unshifted views, and half the mean over the four shifted ones
 """
 
 from collections.abc import Callable, Iterator
@@ -33,40 +28,40 @@ from convolve.numerics.execution import Execution, PlainExecution
 
 VALID_BATCH = 500
 LogitsFn = Callable[[Tensor], Tensor | None]
-"""From images to logits; None at a stage of a pipeline whose successors give them."""
+"""Maps images to logits; returns None at a pipeline stage that is not the last."""
 
 
-def average_views(answer: LogitsFn, views: int) -> LogitsFn:
-    """An answer that looks at this many views: 1, 2 or 6."""
-    choice: dict[int, LogitsFn] = {1: answer, 2: _Flipped(answer), 6: _Shifted(_Flipped(answer))}
-    return choice[views]
+def average_views(logits_fn: LogitsFn, views: int) -> LogitsFn:
+    """Return a function that averages logits over 1, 2 or 6 views."""
+    choices: dict[int, LogitsFn] = {1: logits_fn, 2: _Flipped(logits_fn), 6: _Shifted(_Flipped(logits_fn))}
+    return choices[views]
 
 
 class _Flipped:
-    def __init__(self, answer: LogitsFn) -> None:
-        self._answer = answer
+    def __init__(self, logits_fn: LogitsFn) -> None:
+        self._logits = logits_fn
 
     def __call__(self, images: Tensor) -> Tensor | None:
-        return _mean(self._answer(images), self._answer(images.flip(3)))
+        return _mean(self._logits(images), self._logits(images.flip(3)))
 
 
 class _Shifted:
-    def __init__(self, answer: LogitsFn) -> None:
-        self._answer = answer
+    def __init__(self, logits_fn: LogitsFn) -> None:
+        self._logits = logits_fn
 
     def __call__(self, images: Tensor) -> Tensor | None:
-        wide = functional.pad(images, (1, 1, 1, 1), "reflect")
-        moved = _mean(self._answer(wide[:, :, :-2, :-2]), self._answer(wide[:, :, 2:, 2:]))
-        return _mean(self._answer(images), moved)
+        padded = functional.pad(images, (1, 1, 1, 1), "reflect")
+        shifted = _mean(self._logits(padded[:, :, :-2, :-2]), self._logits(padded[:, :, 2:, 2:]))
+        return _mean(self._logits(images), shifted)
 
 
-def _mean(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return None if one is None or other is None else (one + other) / 2
+def _mean(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return None if first is None or second is None else (first + second) / 2
 
 
 @contextmanager
 def eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the mode before comes back afterwards."""
+    """Evaluation mode without gradients inside the block; the previous mode is restored."""
     training = model.training
     model.eval()
     try:
@@ -77,9 +72,9 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def fold_for_inference(model: Network) -> Network:
-    """A network that answers alike in less time, if there is one; it must not outlive the weights it was made from."""
-    watched = any(map(has_hooks, model.modules()))
-    return model if watched or not count_batch_norms(model) else fold_batch_norms(model)
+    """Return the model with batch norms folded, if possible. Valid only until the weights change."""
+    hooked = any(map(has_hooks, model.modules()))
+    return model if hooked or not count_batch_norms(model) else fold_batch_norms(model)
 
 
 def _logits_fn(model: Network, execution: Execution) -> LogitsFn:
@@ -90,21 +85,21 @@ def evaluate(
     model: Network,
     loader: Loader,
     batch_size: int,
-    team: Collectives | None = None,
-    answer: LogitsFn | None = None,
+    collectives: Collectives | None = None,
+    logits_fn: LogitsFn | None = None,
     views: int = 1,
     execution: Execution | None = None,
 ) -> EvalResult:
-    """Loss (without label smoothing) and accuracy over all samples of a loader; replicas share the batches."""
+    """Return loss (without label smoothing) and accuracy over all samples of a loader, split among replicas."""
     device = next(model.parameters()).device
-    tally, loss = RunningMetrics(device, team), CrossEntropy()
-    topology = (team or SingleProcess()).topology
+    metrics, loss = RunningMetrics(device, collectives), CrossEntropy()
+    topology = (collectives or SingleProcess()).topology
     with eval_mode(model):
-        answer = average_views(answer or _logits_fn(model, execution or PlainExecution()), views)
+        logits_fn = average_views(logits_fn or _logits_fn(model, execution or PlainExecution()), views)
         for batch in loader.batches(batch_size, ReplicaShard(topology.replica, topology.replicas)):
-            logits = answer(batch.images)
+            logits = logits_fn(batch.images)
             if logits is not None:
-                tally.add(loss(logits, batch.labels), logits, batch.labels)
-    counts = tally.read()
-    assert counts.samples + len(loader.skipped) >= len(loader), f"counted {counts.samples} of {len(loader)} samples"
-    return counts
+                metrics.update(loss(logits, batch.labels), logits, batch.labels)
+    result = metrics.compute()
+    assert result.samples + len(loader.skipped) >= len(loader), f"counted {result.samples} of {len(loader)} samples"
+    return result

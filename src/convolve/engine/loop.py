@@ -1,36 +1,39 @@
-"""The loop: the only place with rhythm.
+"""The training loop.
 
-for each global batch, until the run is complete or somebody asks to stop:
+for each global batch, until the run is complete or a stop is requested:
     train_step
-    every action that is due: log, validate, save
+    callbacks: log, validate, save, if due
 
-Ctrl-C and SIGTERM end a run after the step under way, not in the middle of it.
-
-How long a run is. A step never crosses the end of an epoch, so steps translate into samples exactly.
+SIGINT and SIGTERM stop a run after the current step. A step never crosses the end of an epoch, so a number of steps
+is an exact number of samples.
 """
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
 from convolve.config import Config
 from convolve.data.loader.loader import StepBatch
+from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
+from convolve.engine.throughput import Timer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DEFAULT_EPOCHS = 5.0
 
 
 class StopRequest:
-    """Which signal asked the run to stop, if any did."""
+    """The signal that requested a stop, if there was one."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take note; a second signal of the same run ends the process at once."""
+        """Handle a signal; the second one ends the process immediately."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
@@ -38,7 +41,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While this is open, signals set the request instead of ending the process."""
+    """Inside the block, signals set the request instead of ending the process."""
     request = StopRequest()
     before = {number: signal.signal(number, request) for number in SIGNALS}
     try:
@@ -48,55 +51,84 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-DEFAULT_EPOCHS = 5.0
-
-
 def run_samples(config: Config, samples_per_epoch: int) -> int:
-    """The whole run in samples."""
+    """Return the length of the run in samples."""
     if config.optim.iterations is None:
         return max(1, round((config.optim.epochs or DEFAULT_EPOCHS) * samples_per_epoch))
     return samples_after_steps(config.optim.iterations, config, samples_per_epoch)
 
 
 def samples_after_steps(steps: int, config: Config, samples_per_epoch: int) -> int:
-    """The position after so many steps from the beginning."""
+    """Return the position after a number of steps from the start."""
     steps_per_epoch = -(-samples_per_epoch // config.global_batch_size)
     epochs, rest = divmod(steps, steps_per_epoch)
     return epochs * samples_per_epoch + rest * config.global_batch_size
 
 
-class Callback(Protocol):
-    """Something that happens between steps."""
+@dataclass
+class StepEvent:
+    """A finished step. The position moved from `samples_before` to `state.samples`.
 
-    def after(self, before: int, state: TrainState, last: bool) -> None:
-        """Look at the position before and after a step, and act if it is time."""
+    `last` is True for the last step of the run, complete or stopped; `stopped` if any process asked to stop.
+    `validation` is the result for this step, set by the callback that validates.
+    """
+
+    state: TrainState
+    samples_before: int
+    last: bool
+    stopped: bool
+    timer: Timer
+    validation: EvalResult | None = None
+
+
+class Callback(Protocol):
+    """Runs between steps."""
+
+    @property
+    def timed(self) -> bool:
+        """False if the time it takes is not training time."""
+
+    def on_step_end(self, event: StepEvent) -> None:
+        """Act on a step if it is due. Callbacks run in order and share the event."""
 
 
 def fit(
     state: TrainState,
-    step_batches: Iterable[StepBatch],
+    batches: Iterable[StepBatch],
     parts: StepParts,
-    actions: list[Callback],
+    callbacks: Sequence[Callback],
+    *,
     total: int,
-    request: StopRequest,
-) -> bool:
-    """Train until `total` samples have been seen or a process is asked to stop; return whether one was.
+    stop: StopRequest | None = None,
+    timer: Timer | None = None,
+) -> StepEvent | None:
+    """Train until `total` samples have been seen or a stop is requested. Return the last step, None if there was none.
 
-    All processes stop after the same step. The actions see it as the last one.
+    All processes stop after the same step. The timer runs during steps and timed callbacks.
     """
-    collectives, stop = parts.team, False
+    stop, timer, event = stop or StopRequest(), timer or Timer(), None
+    collectives = parts.collectives
     state.model.train()
-    for batch in step_batches:
+    for batch in batches:
         if state.samples >= total:
             break
         before = state.samples
-        stop = request.signal is not None
-        stop_votes = train_step(state, batch, parts, stop=stop)
+        stopped = stop.signal is not None
+        stop_votes = train_step(state, batch, parts, stop=stopped)
         if collectives.topology.world > 1:
-            stop = bool(collectives.sum_over_stages(stop_votes) > 0)
-        last = state.samples >= total or stop
-        for action in actions:
-            action.after(before, state, last)
+            stopped = bool(collectives.sum_over_stages(stop_votes) > 0)
+        last = state.samples >= total or stopped
+        event = StepEvent(state, before, last, stopped, timer)
+        _run_callbacks(callbacks, event)
         if last:
             break
-    return stop
+    return event
+
+
+def _run_callbacks(callbacks: Sequence[Callback], event: StepEvent) -> None:
+    for callback in callbacks:
+        if callback.timed:
+            callback.on_step_end(event)
+        else:
+            with event.timer.paused():
+                callback.on_step_end(event)

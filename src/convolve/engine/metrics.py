@@ -1,4 +1,4 @@
-"""Counters that stay on the device: what a step adds to them costs no synchronization."""
+"""Running loss and accuracy. The sums stay on the device, so a step does not wait for it."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from convolve.distributed.collectives import Collectives, SingleProcess
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Loss and accuracy over a number of samples; NaN where nothing was counted."""
+    """Mean loss, and accuracy in [0, 1], over a number of samples; NaN if there are none."""
 
     loss: float
     accuracy: float
@@ -21,34 +21,32 @@ class EvalResult:
 
 
 class Metrics(Protocol):
-    """Adds up what the micro batches report until somebody reads it."""
+    """Sums over micro batches."""
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count one micro batch; `loss` is the sum over its samples."""
+    def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Add one micro batch; `loss` is the sum over its samples."""
 
-    def read(self) -> EvalResult:
-        """The counts since the last reading; waits for the device."""
+    def compute(self) -> EvalResult:
+        """Return the metrics since the last call and reset them. Waits for the device."""
 
 
 class RunningMetrics:
-    """Loss, correct answers and samples of all processes, summed in the widest format that the device has."""
+    """Loss and correct predictions of all processes, summed in the widest format of the device."""
 
-    def __init__(self, device: torch.device, team: Collectives | None = None) -> None:
+    def __init__(self, device: torch.device, collectives: Collectives | None = None) -> None:
         self._sums = torch.zeros(2, dtype=accumulation_dtype(device), device=device)
         self._loss, self._correct = self._sums.unbind()
         self._samples = 0
-        self._team = team or SingleProcess()
+        self._collectives = collectives or SingleProcess()
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count one micro batch."""
+    def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         self._loss.add_(loss)
         self._correct.add_((logits.argmax(dim=1) == labels).sum())
         self._samples += len(labels)
 
-    def read(self) -> EvalResult:
-        """The counts since the last reading."""
-        whole = torch.cat((self._sums, self._sums.new_tensor([self._samples])))
-        loss, correct, count = self._team.sum_over_stages(self._team.sum_over_replicas(whole)).tolist()
+    def compute(self) -> EvalResult:
+        sums = torch.cat((self._sums, self._sums.new_tensor([self._samples])))
+        loss, correct, count = self._collectives.sum_over_stages(self._collectives.sum_over_replicas(sums)).tolist()
         samples = int(count)
         self._sums.zero_()
         self._samples = 0
@@ -58,11 +56,10 @@ class RunningMetrics:
 
 
 class NullMetrics:
-    """Counts nothing, for runs at full speed."""
+    """Null object of `Metrics`, for runs at full speed."""
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Let the micro batch pass."""
+    def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        pass
 
-    def read(self) -> EvalResult:
-        """Nothing was counted."""
+    def compute(self) -> EvalResult:
         return EvalResult(math.nan, math.nan, 0)

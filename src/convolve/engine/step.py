@@ -1,4 +1,4 @@
-"""One weight update. This is the only copy: every mode of training goes through it."""
+"""One optimizer step. This is the only copy: every mode of training runs it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,54 +11,66 @@ from convolve.device import accumulation_dtype
 from convolve.distributed.collectives import Collectives, SingleProcess
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
+from convolve.engine.evaluate import LogitsFn
 from convolve.engine.forward_backward import ForwardBackwardFn
+from convolve.engine.metrics import Metrics, NullMetrics
 from convolve.engine.state import TrainState
 from convolve.layers.batch_norm import NormStatistics
 from convolve.optim.optimizers import set_learning_rate
 from convolve.optim.schedules import Schedule
 
-Clip = Callable[[nn.Module], None]
+ClipFn = Callable[[nn.Module], None]
 
 
-@dataclass(frozen=True)
+def no_clipping(model: nn.Module) -> None:
+    """Keep gradients as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """What a step is made of; a part that is switched off is a null object."""
+    """Components of a training step; disabled ones are null objects.
+
+    `infer` returns logits through the pipeline, for evaluation between steps; None if the model is not split.
+    """
 
     schedule: Schedule
-    executor: ForwardBackwardFn
-    clip: Clip
+    forward_backward: ForwardBackwardFn
+    clip: ClipFn = no_clipping
     seed: int = 0
-    team: Collectives = field(default_factory=SingleProcess)
+    collectives: Collectives = field(default_factory=SingleProcess)
     grad_sync: GradientSync = field(default_factory=NoSync)
-    ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
+    sharding: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
+    metrics: Metrics = field(default_factory=NullMetrics)
+    native_layers: tuple[str, ...] = ()
+    infer: LogitsFn | None = None
 
 
 def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: bool = False) -> Tensor:
     """Run one optimizer step on a global batch. Does no I/O; syncs with the device only for the gradient check.
 
-    The executor runs the micro batches, replicas synchronize, gradients are settled (unscaled, and all ranks agree
-    whether they are finite), then clipped; the update is made under the rounding policy, or skipped and counted; the
-    scaler follows the verdict. A skipped step has seen its samples: position and schedule move on.
+    Accumulate gradients over micro batches, sum them over replicas, unscale them and check on all ranks that they are
+    finite. If they are, clip them, update the weights under the rounding policy and the average of the weights.
+    Otherwise the step is skipped and counted: position and schedule advance, weights do not change.
 
     Returns the number of replicas that passed `stop`, still on the device: read it only if there is more than one
     process.
     """
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
-    parts.executor.run(batch, state.step, state.scaler.scale)
+    parts.forward_backward.run(batch, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model)
-    seen, stop_votes = sync_gradients(parts.grad_sync, statistics.flat, stop)
-    verdict = state.scaler.unscale_(state.model, state.arithmetic.overflowed())
-    if verdict.finite:
-        statistics.settle(seen)
+    norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.flat, stop)
+    check = state.scaler.unscale_(state.model, state.execution.overflowed())
+    if check.finite:
+        statistics.settle(norm_sums)
         parts.clip(state.model)
         state.optimizer.step()
-        state.arithmetic.round_weights_(state.optimizer, parts.seed, state.step)
-        parts.ownership.broadcast_updated(state.model)
-        state.averager.follow(state.model, state.step)
+        state.execution.round_weights_(state.optimizer, parts.seed, state.step)
+        parts.sharding.broadcast_updated(state.model)
+        state.ema.update(state.model, state.step)
     state.model.zero_grad(set_to_none=True)
     state.step += 1
     state.samples += batch.global_samples
-    state.scaler.update(verdict, state.samples)
+    state.scaler.update(check, state.samples)
     return stop_votes
 
 
@@ -68,19 +80,18 @@ def sync_gradients(grad_sync: GradientSync, statistics: Tensor, stop: bool) -> t
     return totals[:-1], totals[-1:]
 
 
-def no_clipping(model: nn.Module) -> None:
-    """Leave gradients as they are."""
+def clip_to_norm(max_norm: float, collectives: Collectives) -> ClipFn:
+    """Return a function that scales gradients so their norm over all stages is at most `max_norm`.
 
-
-def clip_to_norm(norm: float, team: Collectives) -> Clip:
-    """Scale the whole gradient, over all stages, down to a norm where it is larger."""
+    The factor stays on the device. A norm that is not a number changes nothing.
+    """
 
     def clip(model: nn.Module) -> None:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         squares = norms.to(accumulation_dtype(norms.device)).square().sum()
-        length = team.sum_over_stages(squares.view(1)).sqrt().item()
-        if length > norm:
-            torch._foreach_mul_(gradients, norm / length)
+        norm = collectives.sum_over_stages(squares.view(1)).sqrt().squeeze()
+        factor = torch.where(norm > max_norm, max_norm / norm, 1.0)
+        torch._foreach_mul_(gradients, factor.to(norms.dtype))
 
     return clip

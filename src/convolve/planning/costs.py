@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from convolve.config import Config, ModelConfig
-from convolve.engine.build import _build_on_meta, _find_input
+from convolve.engine.build import build_options_on_meta, model_input
 from convolve.models import registry
 from convolve.models.network import Network, Shape, match_blocks
 from convolve.models.summary import summarize
@@ -41,12 +41,12 @@ class Costs:
 
 def list_blocks(config: Config) -> tuple[BlockCost, ...]:
     """Every block of a config's network with what it costs per sample."""
-    return _list_blocks(config.model, *_find_input(config))
+    return _list_blocks(config.model, *model_input(config))
 
 
 @cache
 def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[BlockCost, ...]:
-    network = _build_on_meta(options, classes, shape)
+    network = build_options_on_meta(options, classes, shape)
     rows = summarize(options.model, network).rows
     seams = set(network.seams)
     inputs = [network.input_shape, *(row.shape for row in rows)]

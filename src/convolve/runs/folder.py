@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from convolve.config import Config, RunConfig
+from convolve.config.loading import parse
 from convolve.distributed.collectives import Collectives
-from convolve.errors import ConfigError, ConvolveError, ParallelError
+from convolve.errors import CheckpointError, ConfigError, ConvolveError, ParallelError
 from convolve.files import hold_lock
 from convolve.loggers.files import Points, read_points
-from convolve.run_files import LOCK_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
+from convolve.run_files import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 
 
 def create_run_dir(config: RunConfig, name: str) -> Path:
@@ -171,3 +172,13 @@ def read_run(folder: Path) -> dict[str, Any]:
         curves[name] = points[:: max(1, -(-len(points) // MAX_POINTS))] + points[-1:]
     finished = (folder / SUMMARY_FILE).is_file()
     return {"name": folder.name, "finished": finished, "curves": curves}
+
+
+def read_config(folder: Path) -> Config:
+    """Return the resolved config of a run."""
+    try:
+        return parse((folder / CONFIG_FILE).read_text(encoding="utf-8"), str(folder / CONFIG_FILE))
+    except OSError:
+        raise CheckpointError(
+            f"{folder}: not a run folder ({CONFIG_FILE} is missing); give the folder that `convolve train` printed"
+        ) from None

@@ -1,5 +1,6 @@
 """`convolve validate`: accuracy of stored checkpoints on every test image."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from convolve.data.build import DataModule, load_dataset
 from convolve.engine.build import match_training_numerics
 from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, evaluate
-from convolve.engine.throughput import Stopwatch
 from convolve.errors import CheckpointError
 from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
@@ -19,12 +19,12 @@ from convolve.runs.load import TrainedModel, load_trained
 
 def validate_one(trained: TrainedModel, material: DataModule) -> ValidationRecord:
     """Evaluate one network on the whole test split."""
-    watch = Stopwatch()
+    started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
     execution = match_training_numerics(trained.config, trained.network, material.device)
     views = trained.config.run.validation_views
     counts = evaluate(trained.network, material.test_loader(), size, views=views, execution=execution)
-    return validation_record(trained.path.name, trained.step, trained.epoch, counts, watch.seconds)
+    return validation_record(trained.path.name, trained.step, trained.epoch, counts, time.perf_counter() - started)
 
 
 def validate_checkpoints(

@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
+from convolve import device
 from convolve.bench import train
-from convolve.bench.train import BenchPlan, BenchRun, compare_speeds, measure_matmul
+from convolve.bench.train import BenchPlan, compare_speeds, measure_matmul, open_bench_run
 from convolve.cli.main import dispatch
 from convolve.config.loading import resolve
 from convolve.distributed.collectives import SingleProcess
@@ -35,7 +36,8 @@ def digits(**given):
 
 
 def contestant(tmp_path, **given):
-    return BenchRun(digits(**given), tmp_path, SilentConsole(), SingleProcess())
+    device.configure(1)
+    return open_bench_run(digits(**given), tmp_path, SilentConsole(), SingleProcess())
 
 
 def weights(network):
@@ -57,7 +59,7 @@ def test_the_json_has_the_documented_keys_and_they_fit_together(capsys):
 
 def test_the_work_counted_is_that_of_the_network(tmp_path):
     one = contestant(tmp_path)
-    assert one.multiply_adds == summarize("lenet-bn", one.training.state.model).multiply_adds > 1e6
+    assert one.multiply_adds == summarize("lenet-bn", one.state.model).multiply_adds > 1e6
 
 
 def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
@@ -66,12 +68,12 @@ def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
     for steps in (3, 1, 3):
         one.go(steps)
     report = session.train(digits(iterations=7, run_dir=tmp_path / "run", report=False, curves=False), SilentConsole())
-    assert one.training.state.step == report.steps == 7
+    assert one.state.step == report.steps == 7
     from convolve.checkpoint.store import choose_checkpoint
     from convolve.runs.load import load_trained
 
     trained = load_trained(choose_checkpoint(tmp_path / "run")).network
-    assert torch.equal(weights(one.training.state.model), weights(trained))
+    assert torch.equal(weights(one.state.model), weights(trained))
 
 
 def test_a_run_has_its_steps_also_across_the_end_of_an_epoch(tmp_path):

@@ -16,9 +16,10 @@ from convolve.engine.evaluate import evaluate
 from convolve.engine.forward_backward import ForwardBackward, PassContext
 from convolve.engine.loop import StopRequest, fit
 from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import NullMetrics, RunningMetrics
+from convolve.engine.metrics import RunningMetrics
 from convolve.engine.state import TrainState, load_weights
-from convolve.engine.step import StepParts, clip_to_norm, no_clipping, train_step
+from convolve.engine.step import StepParts, clip_to_norm, train_step
+from convolve.engine.throughput import Timer
 from convolve.errors import CheckpointError
 from convolve.models import registry
 from convolve.optim.optimizers import build_optimizer
@@ -50,8 +51,8 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
     def look(model):
         seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
 
-    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    train_step(state, step_batch, StepParts(lambda samples: 0.0, executor, look))
+    executor = ForwardBackward(model=state.model, loss=CrossEntropy(), context=PassContext(0))
+    train_step(state, step_batch, StepParts(schedule=lambda samples: 0.0, forward_backward=executor, clip=look))
     images = torch.cat([batch.images for batch in step_batch.micro_batches])
     labels = torch.cat([batch.labels for batch in step_batch.micro_batches])
     torch.nn.functional.cross_entropy(state.model(images), labels).backward()
@@ -61,9 +62,9 @@ def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
 
 def test_a_step_moves_the_position_by_the_global_batch():
     state, loader = make_state(), make_loader(make_split())
-    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
+    executor = ForwardBackward(model=state.model, loss=CrossEntropy(), context=PassContext(0))
     for batch, expected in zip(loader.step_batches(0, 0, 16, 16), (16, 32, 37, 53), strict=False):
-        train_step(state, batch, StepParts(lambda samples: 0.1, executor, no_clipping))
+        train_step(state, batch, StepParts(schedule=lambda samples: 0.1, forward_backward=executor))
         assert state.samples == expected
     assert state.step == 4
 
@@ -98,9 +99,24 @@ def test_clipping_bounds_the_norm_of_the_gradient():
         clip_to_norm(0.01, SingleProcess())(model)
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())))
 
-    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    train_step(state, next(loader.step_batches(0, 0, 16, 16)), StepParts(lambda samples: 0.1, executor, measure))
+    executor = ForwardBackward(model=state.model, loss=CrossEntropy(), context=PassContext(0))
+    parts = StepParts(schedule=lambda samples: 0.1, forward_backward=executor, clip=measure)
+    train_step(state, next(loader.step_batches(0, 0, 16, 16)), parts)
     assert norms == pytest.approx([0.01], rel=1e-3)
+
+
+@pytest.mark.parametrize("largest", [0.1, 3.0, math.inf, math.nan])
+def test_clipping_multiplies_by_the_same_factor_as_on_the_host(largest):
+    model = torch.nn.Linear(7, 5)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    model.bias.grad[0] = largest
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    length = math.sqrt(sum(float(norm) ** 2 for norm in torch._foreach_norm(before)))
+    clip_to_norm(0.5, SingleProcess())(model)
+    for parameter, gradient in zip(model.parameters(), before, strict=True):
+        expected = gradient * (0.5 / length) if length > 0.5 else gradient
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 def test_label_smoothing_spreads_evenly_over_all_classes():
@@ -122,13 +138,13 @@ def test_evaluation_counts_every_sample_once_for_any_batch_size(size):
     assert all(torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items())
 
 
-def test_a_tally_starts_anew_after_reading():
-    tally = RunningMetrics(CPU)
-    tally.add(torch.tensor(6.0), torch.eye(3), torch.tensor([0, 1, 0]))
-    assert tally.read().accuracy == pytest.approx(2 / 3)
-    assert tally.read().samples == 0
-    tally.add(torch.tensor(3.0), torch.eye(3), torch.tensor([0, 1, 2]))
-    counts = tally.read()
+def test_metrics_are_reset_when_they_are_computed():
+    metrics = RunningMetrics(CPU)
+    metrics.update(torch.tensor(6.0), torch.eye(3), torch.tensor([0, 1, 0]))
+    assert metrics.compute().accuracy == pytest.approx(2 / 3)
+    assert metrics.compute().samples == 0
+    metrics.update(torch.tensor(3.0), torch.eye(3), torch.tensor([0, 1, 2]))
+    counts = metrics.compute()
     assert (counts.loss, counts.accuracy, counts.samples) == (1.0, 1.0, 3)
 
 
@@ -176,9 +192,9 @@ def test_the_stop_flag_is_packed_behind_the_statistics(norm, stop):
         "resnet8-cifar", classes=10, input_shape=(1, 28, 28), seed=1, options=ModelConfig(norm_type=norm)
     )
     state = TrainState(model.train(), build_optimizer(model, OptimConfig(optimizer="sgd")))
-    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
+    executor = ForwardBackward(model=state.model, loss=CrossEntropy(), context=PassContext(0))
     batch = next(make_loader(make_split()).step_batches(0, 0, 16, 16))
-    parts = StepParts(lambda samples: 0.1, executor, no_clipping, grad_sync=_TwoReplicas())
+    parts = StepParts(schedule=lambda samples: 0.1, forward_backward=executor, grad_sync=_TwoReplicas())
     assert train_step(state, batch, parts, stop=stop).tolist() == [float(stop)]
     passes = {int(value) for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")}
     assert passes == ({2} if norm == "batch" else set())
@@ -186,15 +202,40 @@ def test_the_stop_flag_is_packed_behind_the_statistics(norm, stop):
 
 def test_a_single_process_stops_after_the_step_in_progress():
     state, loader = make_state(), make_loader(make_split())
-    executor = ForwardBackward(state.model, CrossEntropy(), NullMetrics(), PassContext(0))
-    parts, request, steps = StepParts(lambda samples: 0.1, executor, no_clipping), StopRequest(), []
+    executor = ForwardBackward(model=state.model, loss=CrossEntropy(), context=PassContext(0))
+    parts, request, steps = StepParts(schedule=lambda samples: 0.1, forward_backward=executor), StopRequest(), []
 
     class _Interrupt:
-        def after(self, before, state, last):
-            steps.append(last)
+        timed = True
+
+        def on_step_end(self, event):
+            steps.append(event.last)
             if len(steps) == 2:
                 request(signal.SIGTERM, None)
 
-    assert fit(state, loader.step_batches(0, 0, 8, 8), parts, [_Interrupt()], 1000, request)
+    assert fit(state, loader.step_batches(0, 0, 8, 8), parts, [_Interrupt()], total=1000, stop=request).stopped
     assert steps == [False, False, True]
-    assert not fit(state, loader.step_batches(0, 0, 8, 8), parts, [], state.samples + 8, StopRequest())
+    assert not fit(state, loader.step_batches(0, 0, 8, 8), parts, [], total=state.samples + 8).stopped
+
+
+class Recorder:
+    """Callback that lets a fake clock advance."""
+
+    def __init__(self, clock, timed):
+        self.clock, self.timed, self.events = clock, timed, []
+
+    def on_step_end(self, event):
+        self.clock.append(self.clock[-1] + 5.0)
+        self.events.append(event)
+
+
+@pytest.mark.parametrize(("timed", "seconds"), [(True, 10.0), (False, 0.0)])
+def test_the_loop_pauses_its_timer_during_callbacks_that_are_not_timed(timed, seconds):
+    clock, state, loader = [0.0], make_state(), make_loader(make_split(32))
+    passes = ForwardBackward(model=state.model, loss=CrossEntropy(), context=PassContext(0))
+    callback, timer = Recorder(clock, timed), Timer(lambda: clock[-1])
+    step_parts = StepParts(schedule=lambda samples: 0.1, forward_backward=passes)
+    last = fit(state, loader.step_batches(0, 0, 16, 16), step_parts, [callback], total=32, timer=timer)
+    assert [event.samples_before for event in callback.events] == [0, 16]
+    assert [event.last for event in callback.events] == [False, True] and last is callback.events[-1]
+    assert timer.seconds == seconds

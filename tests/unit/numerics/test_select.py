@@ -34,7 +34,7 @@ def explain(where=CPU, **options):
 def test_a_run_prints_why_it_has_no_native_layers(no_compiler, tmp_path):
     console = Recorder()
     session.train(make_config({**TINY, "run_dir": tmp_path / "run"}), console)
-    assert "layers without native code (no C compiler): PyTorch's do the same work, and take longer" in console.lines
+    assert "native kernels unavailable (no C compiler); using PyTorch's, which are slower" in console.lines
 
 
 def test_no_reason_is_given_if_native_layers_could_not_be_used(no_compiler):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from convolve.engine.throughput import Throughput
 from convolve.errors import ConvolveError
 from convolve.loggers.base import TrainRecord, ValidationRecord
 from convolve.loggers.files import CsvLogger
@@ -30,40 +29,6 @@ FIGURES = {
     "final_loss": 0.02,
     "end_to_end_seconds": 31.5,
 }
-
-
-def test_the_first_interval_is_left_out() -> None:
-    speed = Throughput()
-    speed.feed(steps=10, samples=640, seconds=100.0, waited_seconds=0.0)
-    speed.feed(steps=10, samples=640, seconds=2.0, waited_seconds=0.5)
-    speed.feed(steps=10, samples=600, seconds=3.0, waited_seconds=0.5)
-    assert speed.first_excluded
-    assert speed.images_per_second == 1240 / 5.0
-    assert speed.ms_per_step == 1000 * 5.0 / 20
-    assert speed.counted is not None and speed.counted.data_wait_share == 0.2
-
-
-def test_the_only_interval_is_used_and_that_is_said() -> None:
-    speed = Throughput()
-    assert (speed.images_per_second, speed.ms_per_step, speed.counted) == (None, None, None)
-    interval = speed.feed(steps=4, samples=100, seconds=2.0, waited_seconds=1.0)
-    assert not speed.first_excluded and interval.data_wait_share == 0.5
-    assert (speed.images_per_second, speed.ms_per_step) == (50.0, 500.0)
-
-
-def test_waiting_for_data_counts_unless_it_is_left_out() -> None:
-    with_wait, without = Throughput(), Throughput(data_wait_included=False)
-    for speed in (with_wait, without):
-        interval = speed.feed(steps=1, samples=100, seconds=2.0, waited_seconds=1.0)
-        assert speed.speed_of(interval) == speed.images_per_second
-    assert (with_wait.data_wait_included, with_wait.images_per_second) == (True, 50.0)
-    assert (without.data_wait_included, without.images_per_second, without.ms_per_step) == (False, 100.0, 1000.0)
-
-
-def test_an_interval_without_time_divides_by_nothing() -> None:
-    speed = Throughput()
-    interval = speed.feed(steps=0, samples=0, seconds=0.0, waited_seconds=0.0)
-    assert (speed.speed_of(interval), speed.step_time_of(interval), interval.data_wait_share) == (0.0, 0.0, 0.0)
 
 
 def test_the_summary_holds_every_figure_in_the_order_of_the_schema(tmp_path: Path) -> None:

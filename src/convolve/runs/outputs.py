@@ -1,0 +1,137 @@
+"""Files that a run writes into its folder. Rank 0 writes them; all other ranks have a null object."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from convolve.checkpoint.snapshot import Snapshot
+from convolve.checkpoint.store import AsyncSaver, Store
+from convolve.config import Config
+from convolve.config.loading import dump
+from convolve.data.build import DataModule
+from convolve.engine.callbacks import Saver
+from convolve.engine.metrics import EvalResult
+from convolve.files import write_file
+from convolve.loggers.base import Console, Logger, LoggerGroup
+from convolve.loggers.files import open_loggers, truncate_after
+from convolve.models.network import Network
+from convolve.models.summary import summarize
+from convolve.numerics.execution import Execution
+from convolve.run_files import CONFIG_FILE, GRAPH_FILE
+from convolve.runs.average import average_at_end
+from convolve.runs.describe import write_svg
+from convolve.runs.report import write_training_report
+from convolve.runs.summary import write_summary
+from convolve.runs.validate import validate_checkpoints
+
+ModelFn = Callable[[], Network]
+TrainedFn = Callable[[], tuple[Network, Execution]]
+
+
+class RunOutputs:
+    """Writer of a run folder. `logger` is null until `open_loggers`."""
+
+    def __init__(self, folder: Path, config: Config, store: Store) -> None:
+        self.folder = folder
+        self.config = config
+        self.store = store
+        self.logger: Logger = LoggerGroup([])
+
+    def emit(self, kind: str, **values: object) -> None:
+        """Log an event."""
+        self.logger.event(kind, **values)
+
+    def write_config(self, build_model: ModelFn) -> None:
+        """Write the resolved config, which is enough to repeat the run, and the drawing of the model if requested."""
+        write_file(self.folder / CONFIG_FILE, dump(self.config).encode())
+        if self.config.log.draw_graph:
+            write_svg(summarize(self.config.model.model, build_model()), self.folder / GRAPH_FILE)
+
+    def resume_from(self, path: Path, step: int, *, best: bool) -> None:
+        """Prepare the folder to continue from a checkpoint: mark it if it is the best, drop later log entries."""
+        if best:
+            # The run may have been killed between the save and its mark.
+            self.store.mark_best(path)
+        truncate_after(self.folder, step)
+
+    @contextmanager
+    def open_loggers(self, console: Console) -> Iterator[None]:
+        """Log to the console and the files of the config inside the block."""
+        with open_loggers(self.config.log, self.folder, self.config.run.seed) as files:
+            self.logger = LoggerGroup([console, files])
+            yield
+
+    def open_saver(self) -> Saver:
+        """Return what saves checkpoints."""
+        return AsyncSaver(self.store)
+
+    def validate_checkpoints(self, data: DataModule) -> EvalResult | None:
+        """Validate all checkpoints after training and return the result of the newest."""
+        newest = validate_checkpoints(self.folder, self.store.paths(), data, self.logger)[-1]
+        return EvalResult(newest.loss, newest.accuracy, newest.samples)
+
+    def average_checkpoints(self, data: DataModule) -> None:
+        """Save and validate the averages of the config."""
+        for average in average_at_end(self.folder, self.store.paths(), self.config, data):
+            if average.validation is not None and self.config.run.validation_mode != "none":
+                self.logger.valid(average.validation)
+
+    def write_results(self, figures: Mapping[str, object]) -> None:
+        """Write the summary and the plot of the curves."""
+        if not self.config.log.logs:
+            return
+        write_summary(self.folder, figures)
+        if self.config.log.curves and self.config.log.metrics:
+            # Imported here because matplotlib takes half a second to load.
+            from convolve.report.curves_png import draw_curves
+
+            draw_curves(self.folder)
+        # Plots contain reference cycles: without this, a process that trains many times keeps many of them.
+        gc.collect()
+
+    def write_report(self, trained_model: TrainedFn, data: DataModule, *, evaluated: bool) -> None:
+        """Write the HTML report of a complete run."""
+        if self.config.log.logs and self.config.log.report:
+            model, execution = trained_model()
+            write_training_report(self.folder, model, data, execution, evaluated=evaluated)
+            gc.collect()
+
+
+class NullSaver:
+    """Saver of all ranks but 0."""
+
+    def save(self, snapshot: Snapshot, *, best: bool) -> None:
+        pass
+
+    def poll(self, *, wait: bool) -> None:
+        pass
+
+
+class NullOutputs(RunOutputs):
+    """Outputs of all ranks but 0, which write nothing."""
+
+    def write_config(self, build_model: ModelFn) -> None:
+        pass
+
+    def resume_from(self, path: Path, step: int, *, best: bool) -> None:
+        pass
+
+    @contextmanager
+    def open_loggers(self, console: Console) -> Iterator[None]:
+        yield
+
+    def open_saver(self) -> Saver:
+        return NullSaver()
+
+    def validate_checkpoints(self, data: DataModule) -> EvalResult | None:
+        return None
+
+    def average_checkpoints(self, data: DataModule) -> None:
+        pass
+
+    def write_results(self, figures: Mapping[str, object]) -> None:
+        pass
+
+    def write_report(self, trained_model: TrainedFn, data: DataModule, *, evaluated: bool) -> None:
+        pass

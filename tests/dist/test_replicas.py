@@ -72,7 +72,7 @@ def test_the_same_command_joins_under_torchrun(tmp_path):
 def test_a_wrong_number_of_processes_is_named(quick_command):
     done = quick_command("train", *SMALL, "--replicas", 2, env={"RANK": "0", "WORLD_SIZE": "3"})
     assert done.returncode == 1
-    assert "3 processes were started, but replicas=2 x shards=1 need 2" in done.stderr
+    assert "--replicas 2 --shards 1: 2 processes needed, 3 started" in done.stderr
 
 
 def test_a_mistake_is_one_line_and_its_exit_code_with_replicas_too(quick_command, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +52,10 @@ def _parser() -> Parser:
     parser.add_argument("--master-port", type=int, metavar="N", help="port of rank 0; each restart uses the next one")
     parser.add_argument("--interface", metavar="NAME", help="network interface between ranks, such as eth0")
     parser.add_argument(
-        "--patience", type=float, default=60, metavar="S", help="timeout for a host or rank, in seconds [60]"
+        "--timeout", type=float, default=60, metavar="S", help="connection timeout of hosts and ranks, in seconds [60]"
     )
+    # The name in version 0.1.
+    parser.add_argument("--patience", dest="timeout", type=float, default=SUPPRESS, help=SUPPRESS)
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable for all hosts")
     parser.add_argument("--python", metavar="PATH", help="Python interpreter on the hosts [this one]")
     parser.add_argument("--all-output", action="store_true", help="print the output of all ranks, not only rank 0")
@@ -89,7 +91,7 @@ def _plan_job(options: Namespace, config: Config) -> Job:
         if count is not None and count < 1:
             raise ConfigError(f"{flag} {count}: must be at least 1")
     # torch warns about every host name that it cannot resolve.
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "CONVOLVE_PATIENCE": f"{options.patience:g}"}
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "CONVOLVE_TIMEOUT": f"{options.timeout:g}"}
     environment = {**quiet, **_read_pairs(options.env)}
     if options.interface is not None:
         environment |= {"GLOO_SOCKET_IFNAME": options.interface, "NCCL_SOCKET_IFNAME": options.interface}
@@ -104,7 +106,7 @@ def _plan_job(options: Namespace, config: Config) -> Job:
         port=options.master_port or (29400 if options.dry_run else pick_port()),
         remote_shell=options.remote_shell or SSH,
         environment=environment,
-        patience=options.patience,
+        timeout=options.timeout,
         **interpreter,
     )
 

@@ -29,9 +29,16 @@ from convolve.distributed.topology import Topology, find_topology
 from convolve.errors import ParallelError
 from convolve.loggers.base import Console, SilentConsole
 
-TIMEOUT = timedelta(seconds=float(os.environ.get("CONVOLVE_TIMEOUT", os.environ.get("CONVOLVE_PATIENCE", 300))))
 # Options that may differ between hosts.
 HOST_OPTIONS = ("data_dir", "threads", "workers", "device")
+
+
+def read_timeout(environment: Mapping[str, str]) -> timedelta:
+    """Return the timeout of a collective; CONVOLVE_PATIENCE is its name in version 0.1."""
+    return timedelta(seconds=float(environment.get("CONVOLVE_TIMEOUT", environment.get("CONVOLVE_PATIENCE", 300))))
+
+
+TIMEOUT = read_timeout(os.environ)
 
 
 class Collectives(Protocol):

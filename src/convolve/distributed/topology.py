@@ -1,7 +1,7 @@
-"""Who is who among the processes of a training.
+"""Ranks, replicas and stages of a run, from its config and the environment.
 
-Ranks are numbered stage by stage within a replica: rank = replica * stages + stage. So the stages of one replica, which
-talk to each other for every micro batch, are neighbors.
+Ranks are numbered stage by stage within a replica: rank = replica * stages + stage. So the stages of a replica, which
+communicate for every micro batch, are neighbors.
 """
 
 import os
@@ -14,7 +14,7 @@ from convolve.errors import ParallelError
 
 @dataclass(frozen=True)
 class Topology:
-    """The layout of a training, and this process's place in it."""
+    """The layout of a run, and the rank of this process."""
 
     replicas: int = 1
     stages: int = 1
@@ -27,45 +27,50 @@ class Topology:
 
     @property
     def replica(self) -> int:
-        """Which copy of the model this process works for."""
+        """Copy of the model that this process belongs to."""
         return self.rank // self.stages
 
     @property
     def stage(self) -> int:
-        """Which part of the model this process holds."""
+        """Part of the model that this process holds."""
         return self.rank % self.stages
 
     def same_stage(self, stage: int) -> list[int]:
-        """Ranks that hold one stage, over all replicas: they share gradients."""
+        """Return the ranks that hold a stage in all replicas; they sum gradients."""
         return [replica * self.stages + stage for replica in range(self.replicas)]
 
     def same_replica(self, replica: int) -> list[int]:
-        """Ranks of one replica, in the order of its stages: they pass activations on."""
+        """Return the ranks of a replica in the order of its stages; they pass activations on."""
         return [replica * self.stages + stage for stage in range(self.stages)]
 
 
 def is_distributed(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process was started as one of several, by torchrun, Slurm or whoever sets the same variables."""
+    """Return whether this process was started as one of several, by torchrun, Slurm or with the same variables."""
     env = os.environ if environment is None else environment
     return "RANK" in env or int(env.get("SLURM_NTASKS", "1")) > 1
 
 
+def find_rank(environment: Mapping[str, str] | None = None) -> int:
+    """Return the rank of this process; 0 if it is the only one."""
+    env = os.environ if environment is None else environment
+    return int(env.get("RANK", env.get("SLURM_PROCID", "0")))
+
+
 def is_rank_zero() -> bool:
-    """Whether this process is the one that prints: rank 0, or the only one."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    """Return whether this process is the one that prints results, before or after it has collectives."""
+    return find_rank() == 0
 
 
 def find_topology(config: ParallelConfig, environment: Mapping[str, str] | None = None) -> Topology:
-    """The topology that a config asks for, with this process's rank; the number of processes must be right."""
+    """Return the topology of a config with the rank of this process, and check the number of processes."""
     env = os.environ if environment is None else environment
-    wanted = Topology(config.replicas, config.shards)
+    needed = Topology(config.replicas, config.shards)
     if not is_distributed(env):
-        return wanted
-    rank = int(env.get("RANK", env.get("SLURM_PROCID", "0")))
+        return needed
     world = int(env.get("WORLD_SIZE", env.get("SLURM_NTASKS", "1")))
-    if world != wanted.world:
+    if world != needed.world:
         raise ParallelError(
-            f"{world} processes were started, but replicas={config.replicas} x shards={config.shards} need "
-            f"{wanted.world}; start as many, or change --replicas or --shards"
+            f"--replicas {config.replicas} --shards {config.shards}: {needed.world} processes needed, {world} started; "
+            f"start {needed.world}, or change --replicas or --shards"
         )
-    return Topology(config.replicas, config.shards, rank)
+    return Topology(config.replicas, config.shards, find_rank(env))

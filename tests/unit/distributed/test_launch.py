@@ -1,14 +1,22 @@
-"""Jobs on paper: where instances go, what they are told, and what happens after a failure."""
+"""Jobs without ranks: where agents run, what they receive, and what happens after a failure."""
 
+import io
+import shlex
+import signal
 import subprocess
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from convolve.cli.main import dispatch
-from convolve.distributed.launch.agent import Orders
-from convolve.distributed.launch.local import Instance, next_arguments, run_attempts
-from convolve.distributed.launch.ssh import Job
-from convolve.errors import ConfigError
+from convolve.distributed.collectives import read_timeout
+from convolve.distributed.launch.agent import AgentSpec, read_commands
+from convolve.distributed.launch.local import Agent, next_argv, run_attempts
+from convolve.distributed.launch.ssh import Job, RemoteAgents, check_hosts
+from convolve.errors import ConfigError, ParallelError
 
 TRAIN = ["train", "--config", "lenet-digits", "--json"]
 
@@ -21,20 +29,21 @@ def test_instances_fill_one_host_after_the_other():
     assert [job().host_of(number) for number in range(4)] == ["a", "a", "b", "b"]
 
 
-def test_orders_survive_the_way_to_an_instance():
-    orders = job().orders(3, TRAIN, attempt=2)
-    assert Orders.from_line(orders.to_line()) == orders
-    assert orders.instance == Instance(3, 4, "a:29402", "convolve-29400-2", 2, 60.0)
+def test_a_spec_is_one_line_that_is_read_back_unchanged():
+    spec = job().agent_spec(3, [*TRAIN, "--run-dir", "a\nb"], attempt=2)
+    assert spec.to_line().count("\n") == 1
+    assert AgentSpec.from_line(spec.to_line()) == spec
+    assert spec.agent == Agent(3, 4, "a:29402", "convolve-29400-2", 2, 60.0)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"instances": 3}, "num-instances=3 on 2 hosts: every host has the same number"),
-        ({"world": 6}, "num-instances=4 for 6 processes"),
+        ({"instances": 3}, "--num-instances 3: must be a multiple of the number of hosts"),
+        ({"world": 6}, "--num-instances 4: must divide the 6 processes"),
     ],
 )
-def test_uneven_jobs_are_refused(given, message):
+def test_uneven_jobs_are_rejected(given, message):
     with pytest.raises(ConfigError, match=message):
         job(**given)
 
@@ -49,14 +58,14 @@ def test_words_reach_a_program_unharmed_through_a_remote_shell():
 
 def test_a_restart_restores_the_newest_checkpoint(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step-000000047").mkdir(parents=True)
-    assert next_arguments(TRAIN, tmp_path / "run", 0) == TRAIN
-    assert next_arguments(TRAIN, tmp_path / "run", 1) == ["restore", str(tmp_path / "run"), "--json"]
+    assert next_argv(TRAIN, tmp_path / "run", 0) == TRAIN
+    assert next_argv(TRAIN, tmp_path / "run", 1) == ["restore", str(tmp_path / "run"), "--json"]
 
 
-def test_a_restart_without_a_checkpoint_begins_anew_and_deletes_nothing(tmp_path):
+def test_a_restart_without_a_checkpoint_starts_over_and_deletes_nothing(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.txt").write_text("so far")
-    assert next_arguments(TRAIN, tmp_path / "run", 1) == TRAIN
+    assert next_argv(TRAIN, tmp_path / "run", 1) == TRAIN
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "run-attempt-1" / "log.txt").read_text() == "so far"
 
@@ -65,7 +74,7 @@ def test_a_restart_without_a_checkpoint_begins_anew_and_deletes_nothing(tmp_path
     ("codes", "expected", "attempts"),
     [([0], 0, 1), ([137, 0], 0, 2), ([1, 1, 1], 1, 3), ([2], 2, 1), ([143], 143, 1), ([137, 130], 130, 2)],
 )
-def test_failures_are_tried_again_but_neither_mistakes_nor_wishes(codes, expected, attempts, tmp_path):
+def test_failures_are_retried_but_neither_user_errors_nor_requested_stops(codes, expected, attempts, tmp_path):
     left, said = list(codes), []
     assert run_attempts(lambda words, attempt: left.pop(0), TRAIN, tmp_path / "run", 2, said.append) == expected
     assert len(codes) - len(left) == attempts == len(said) + 1
@@ -91,11 +100,114 @@ def test_a_dry_run_prints_commands_and_a_batch_script(capsys, tmp_path, monkeypa
         (["--hosts", "a", "--", "serve"], "write it after `--`"),
         (["--hosts", ",", "--", "train"], "name at least one host"),
         (["--env", "X", "--", *TRAIN, "--run-dir", "r"], "--env X: must be NAME=VALUE"),
-        (["--hosts", "a,b", "--num-replicas", "3", "--", *TRAIN, "--run-dir", "r"], "num-instances=2 for 3 processes"),
+        (["--hosts", "a,b", "--num-replicas", "3", "--", *TRAIN, "--run-dir", "r"], "must divide the 3 processes"),
         (["--", "train", "--confg", "x"], "convolve train: unknown option --confg"),
     ],
 )
-def test_a_mistake_is_found_before_any_host_is_asked(words, message, tmp_path, monkeypatch):
+def test_a_user_error_is_found_before_any_host_is_contacted(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         dispatch(["launch", *words])
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 5))
+def test_specs_of_a_job_cover_all_agents_and_agree_on_the_rendezvous(hosts, per_host, processes, attempt):
+    instances = hosts * per_host
+    made = job(hosts=tuple(f"h{n}" for n in range(hosts)), instances=instances, world=instances * processes, master="m")
+    agents = [made.agent_spec(number, TRAIN, attempt).agent for number in range(instances)]
+    assert [agent.number for agent in agents] == list(range(instances))
+    assert {agent.rdzv_endpoint for agent in agents} == {f"m:{29400 + attempt}" if instances > 1 else "localhost:0"}
+    assert {agent.run_id for agent in agents} == {f"convolve-29400-{attempt}"}
+    assert {(agent.count, agent.agents_per_host) for agent in agents} == {(instances, per_host)}
+    assert [made.host_of(number) for number in range(instances)] == [f"h{n // per_host}" for n in range(instances)]
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), st.text("ab '\"$\\;&\n", max_size=9), max_size=3))
+def test_any_environment_is_quoted_for_the_remote_shell(environment):
+    script = job(environment=environment, python="py").script("-c", "x")
+    words = shlex.split(script)
+    assert words[-3:] == ["py", "-c", "x"]
+    assert words[words.index("env") + 1 : -3] == [f"{name}={value}" for name, value in environment.items()]
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(0.2, 1), (60.0, 60), (12.6, 13)])
+def test_ssh_gets_the_connection_timeout_in_whole_seconds_and_localhost_needs_none(timeout, seconds):
+    made = job(timeout=timeout)
+    assert f"ConnectTimeout={seconds}" in made.reach("a", "true") and made.reach("a", "true")[-2:] == ["a", "true"]
+    assert made.reach("localhost", "true") == ["sh", "-c", "true"]
+
+
+@pytest.mark.parametrize("flag", ["--timeout", "--patience"])
+def test_the_timeout_reaches_the_ranks_under_both_of_its_names(flag, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch(["launch", "--hosts", "a", flag, "7.5", "--dry-run", "--", *TRAIN]) == 0
+    text = capsys.readouterr().out
+    assert "CONVOLVE_TIMEOUT=7.5" in text and "ConnectTimeout=8" in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [({}, 300), ({"CONVOLVE_PATIENCE": "5"}, 5), ({"CONVOLVE_TIMEOUT": "7", "CONVOLVE_PATIENCE": "5"}, 7)],
+)
+def test_ranks_read_the_timeout_under_both_of_its_names(environment, seconds):
+    assert read_timeout(environment).total_seconds() == seconds
+
+
+def test_a_stop_command_raises_sigterm_and_the_end_of_the_input_exits(monkeypatch):
+    events = []
+    monkeypatch.setattr("os.kill", lambda pid, number: events.append(number))
+    monkeypatch.setattr("os._exit", lambda code: events.append(f"exit {code}"))
+    read_commands(io.StringIO("\nunknown\nstop\n"))
+    assert events == [signal.SIGTERM, "exit 1"]
+
+
+def run_agents(job):
+    lines = []
+    agents = RemoteAgents(job, lines.append)
+    try:
+        agents.start(TRAIN, 0)
+        return agents.wait(), lines
+    finally:
+        agents.end()
+
+
+def stand_in(tmp_path, program):
+    """A job whose agents run a shell script instead of Python."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{program}\n")
+    path.chmod(0o755)
+    return job(remote_shell="sh -c", python=str(path), folder=tmp_path, environment={"WHO": "me"}, timeout=5.0)
+
+
+def test_agents_receive_their_specs_and_their_output_is_relayed(tmp_path):
+    code, lines = run_agents(stand_in(tmp_path, 'read spec; echo "$WHO $2 $spec"'))
+    specs = [AgentSpec.from_line(line.split(" ", 2)[2]) for line in lines]
+    assert code == 0 and all(line.startswith("me convolve.distributed.launch.agent ") for line in lines)
+    assert sorted(spec.agent.number for spec in specs) == [0, 1, 2, 3]
+    assert {spec.argv for spec in specs} == {tuple(TRAIN)}
+
+
+def test_one_failed_agent_ends_the_others_and_is_named(tmp_path):
+    """The others would read their input forever; its end makes them exit."""
+    program = 'read spec; case "$spec" in *\'"number": 2,\'*) exit 7;; esac; cat > /dev/null'
+    code, lines = run_agents(stand_in(tmp_path, program))
+    assert code == 7
+    assert lines == ["instance 2 on b failed with exit code 7"]
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ('echo \'{"convolve": "1"}\'', None),
+        ("echo broken >&2; exit 3", r"host a: cannot run convolve \(broken\); check the connection and --python"),
+        ("exit 3", r"host a: cannot run convolve \(exit code 3\)"),
+        (
+            'case $HOST in a) echo \'{"torch": "1"}\';; *) echo \'{"torch": "2"}\';; esac',
+            "host b: has torch 2, unlike a",
+        ),
+    ],
+)
+def test_a_host_that_cannot_run_the_job_is_named(program, message, tmp_path):
+    made = replace(stand_in(tmp_path, program), remote_shell="env HOST={host} sh -c")
+    with nullcontext() if message is None else pytest.raises(ParallelError, match=message):
+        check_hosts(made)

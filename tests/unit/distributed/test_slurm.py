@@ -21,5 +21,5 @@ def test_the_first_host_of_a_list_is_found(nodes, first):
 
 
 def test_a_list_without_a_host_is_named():
-    with pytest.raises(ParallelError, match="no host in it"):
+    with pytest.raises(ParallelError, match="contains no host"):
         first_host("")

@@ -1,7 +1,7 @@
-"""One instance of a job on its host: `python -m convolve.distributed.launch.agent`, started by `convolve launch`.
+"""Program on each host of a job, started by `convolve launch`: `python -m convolve.distributed.launch.agent`.
 
-It takes its orders from standard input. The first line says what to run; a line `stop` asks the ranks to save and end;
-and when the input ends, because the launcher or the way to it is gone, everything ends at once.
+It reads standard input. The first line is an `AgentSpec`. A line `stop` makes the ranks save a checkpoint and exit.
+When the input ends, because the launcher or the connection is gone, everything exits immediately.
 """
 
 import json
@@ -12,33 +12,33 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from convolve.distributed.launch.local import Instance, start_processes
+from convolve.distributed.launch.local import Agent, start_processes
 
 STOP = "stop"
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What an instance is told."""
+class AgentSpec:
+    """What an agent runs: its place among all agents, the number of processes, and the arguments of `convolve`."""
 
-    instance: Instance
+    agent: Agent
     world: int
-    arguments: tuple[str, ...]
+    argv: tuple[str, ...]
 
     def to_line(self) -> str:
-        """The orders as a line of text."""
+        """Return the spec as one line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> "Orders":
-        """The orders in a line of text."""
-        told = json.loads(line)
-        return cls(Instance(**told["instance"]), told["world"], tuple(told["arguments"]))
+    def from_line(cls, line: str) -> "AgentSpec":
+        """Return the spec in a line of JSON."""
+        values = json.loads(line)
+        return cls(Agent(**values["agent"]), values["world"], tuple(values["argv"]))
 
 
-def obey(orders: TextIO) -> None:
-    """Wait for further orders; never returns while there may be some."""
-    for line in orders:
+def read_commands(commands: TextIO) -> None:
+    """Execute commands until the input ends, then exit the process."""
+    for line in commands:
         if line.strip() == STOP:
             os.kill(os.getpid(), signal.SIGTERM)
     # The ranks follow their launcher.
@@ -46,10 +46,10 @@ def obey(orders: TextIO) -> None:
 
 
 def main() -> int:
-    """Run what is asked for, and return its exit code."""
-    orders = Orders.from_line(sys.stdin.readline())
-    threading.Thread(target=obey, args=(sys.stdin,), daemon=True).start()
-    return start_processes(orders.world, orders.arguments, orders.instance, tagged=True)
+    """Run the spec on standard input and return its exit code."""
+    spec = AgentSpec.from_line(sys.stdin.readline())
+    threading.Thread(target=read_commands, args=(sys.stdin,), daemon=True).start()
+    return start_processes(spec.world, spec.argv, spec.agent, tagged=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Starting processes: the command calls itself once for each rank, through torch's elastic launcher.
+"""Start the processes of a run: one `convolve` command per rank, through torch's elastic launcher.
 
-An instance is one such launcher with its ranks. A host has one of them or several; together they make a job. A job
-that lost a rank is started again as a whole, from its newest checkpoint: nothing half-alive is patched.
-
-A verb in processes of its own on this host.
+An agent is one such launcher with its ranks. Each host of a job has one or more agents. If a rank fails, the whole job
+is restarted from its newest checkpoint.
 """
 
 import logging
@@ -23,50 +21,51 @@ STOPPED = (130, 143)
 
 
 @dataclass(frozen=True)
-class Instance:
-    """One launcher among several: its number, where all of them meet, and how long they wait for each other."""
+class Agent:
+    """One launcher among `count`: its number, the rendezvous of all of them, and the connection timeout in seconds."""
 
     number: int = 0
     count: int = 1
-    meeting_point: str = "localhost:0"
-    job: str = ""
-    neighbors: int = 1
-    patience: float = 60.0
+    rdzv_endpoint: str = "localhost:0"
+    run_id: str = ""
+    agents_per_host: int = 1
+    timeout: float = 60.0
 
 
-ONLY = Instance()
+SINGLE_AGENT = Agent()
 
 
-def start_processes(world: int, arguments: Sequence[str], instance: Instance = ONLY, *, tagged: bool = False) -> int:
-    """Run `convolve ARGUMENTS` in this instance's share of `world` processes; the exit code of the first that failed.
+def start_processes(world: int, argv: Sequence[str], agent: Agent = SINGLE_AGENT, *, tagged: bool = False) -> int:
+    """Run `convolve ARGV` in this agent's fraction of `world` processes.
 
-    `neighbors` instances share this host, and its cores are shared out; `tagged` puts the rank before each line.
+    Returns 0 or the exit code of the first process that failed. The cores of a host are divided among its agents.
+    `tagged` prefixes each line of output with the rank.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    own = world // instance.count
+    processes = world // agent.count
     # More threads than cores would wait for each other at every barrier.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_threads() // (own * instance.neighbors))))
-    several = instance.count > 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_threads() // (processes * agent.agents_per_host))))
+    several = agent.count > 1
     config = LaunchConfig(
-        min_nodes=instance.count,
-        max_nodes=instance.count,
-        nproc_per_node=own,
-        run_id=instance.job or f"convolve-{os.getpid()}",
+        min_nodes=agent.count,
+        max_nodes=agent.count,
+        nproc_per_node=processes,
+        run_id=agent.run_id or f"convolve-{os.getpid()}",
         rdzv_backend="static" if several else "c10d",
-        rdzv_endpoint=instance.meeting_point,
-        rdzv_configs={"rank": instance.number, "timeout": instance.patience} if several else {},
+        rdzv_endpoint=agent.rdzv_endpoint,
+        rdzv_configs={"rank": agent.number, "timeout": agent.timeout} if several else {},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(tee=Std.ALL) if tagged else None,
         log_line_prefix_template="[rank ${rank}] " if tagged else None,
     )
-    # What went wrong is said by the process that met it, in one line.
+    # The failing rank has already printed its error; silence the elastic agent.
     logging.disable(logging.CRITICAL)
     try:
-        elastic_launch(config, sys.executable)("-m", "convolve", *arguments)
+        elastic_launch(config, sys.executable)("-m", "convolve", *argv)
     except ChildFailedError as error:
         first = min(error.failures.values(), key=lambda failure: failure.timestamp)
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
@@ -78,7 +77,7 @@ def start_processes(world: int, arguments: Sequence[str], instance: Instance = O
 
 
 def follow_launcher() -> None:
-    """End this process at once when the launcher that started it is gone; an orphan must not go on and save."""
+    """Exit immediately when the launcher that started this process is gone: an orphan must not save."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = os.getppid()
@@ -91,33 +90,34 @@ def follow_launcher() -> None:
     threading.Thread(target=watch, name="follow-launcher", daemon=True).start()
 
 
-Start = Callable[[Sequence[str], int], int]
+StartFn = Callable[[Sequence[str], int], int]
+"""Runs the arguments of an attempt, given its number, and returns the exit code."""
 
 
 def run_attempts(
-    start: Start, arguments: Sequence[str], folder: Path | None, max_restarts: int, say: Callable[[str], None]
+    start: StartFn, argv: Sequence[str], folder: Path | None, max_restarts: int, log: Callable[[str], None]
 ) -> int:
-    """Run a command, and up to `max_restarts` times more after a failure, each from the newest checkpoint in `folder`.
+    """Run a command, and restart it up to `max_restarts` times from the newest checkpoint in `folder` if it fails.
 
-    A user's mistake is not repeated, and who asks a job to stop does not want it back.
+    A user error or a requested stop is not retried.
     """
     for attempt in range(max_restarts + 1):
-        code = start(next_arguments(arguments, folder, attempt), attempt)
+        code = start(next_argv(argv, folder, attempt), attempt)
         if code in (0, USER_ERROR, *STOPPED) or attempt == max_restarts:
             return code
-        say(f"attempt {attempt + 1} of {max_restarts + 1} ended with exit code {code}; starting again")
+        log(f"attempt {attempt + 1} of {max_restarts + 1} failed with exit code {code}; restarting")
     raise AssertionError("the last attempt returns")
 
 
-def next_arguments(arguments: Sequence[str], folder: Path | None, attempt: int) -> list[str]:
-    """What to run: the command itself, or, once there is a checkpoint, the restore of its run.
+def next_argv(argv: Sequence[str], folder: Path | None, attempt: int) -> list[str]:
+    """Return the command of an attempt: `argv`, or `restore` if the run has a checkpoint.
 
-    What an attempt without a checkpoint left behind is moved aside, not deleted.
+    The folder of an attempt without a checkpoint is renamed, not deleted.
     """
-    if attempt == 0 or folder is None or arguments[0] != "train":
-        return list(arguments)
+    if attempt == 0 or folder is None or argv[0] != "train":
+        return list(argv)
     if any((folder / CHECKPOINTS_FOLDER).glob(CHECKPOINT_GLOB)):
-        return ["restore", str(folder), *(word for word in arguments if word == "--json")]
+        return ["restore", str(folder), *(word for word in argv if word == "--json")]
     if folder.exists():
         folder.rename(folder.with_name(f"{folder.name}-attempt-{attempt}"))
-    return list(arguments)
+    return list(argv)

@@ -1,4 +1,4 @@
-"""Jobs under Slurm: as a script, in which `srun` takes the place of the launcher, and the host where processes meet."""
+"""Slurm: an sbatch script, in which `srun` replaces the launcher, and the first host of a node list."""
 
 import re
 import shlex
@@ -10,8 +10,8 @@ from convolve.errors import ParallelError
 from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 
-def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max_restarts: int) -> str:
-    """A text for `sbatch`. Slurm starts one task per process; after a failure the newest checkpoint is restored."""
+def write_batch_script(job: Job, argv: Sequence[str], run_folder: Path, max_restarts: int) -> str:
+    """Return an sbatch script with one task per process; after a failure it restores the newest checkpoint."""
     settings = [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
     command = ["srun", "--kill-on-bad-exit=1", job.python, "-m", "convolve"]
     folder = shlex.quote(str(run_folder))
@@ -32,7 +32,7 @@ def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max
             f"    {shlex.join([*command, 'restore', str(run_folder)])} && exit 0",
             "  else",
             f'    if [ "$attempt" -gt 0 ] && [ -e {folder} ]; then mv {folder} {folder}-attempt-"$attempt"; fi',
-            f"    {shlex.join([*command, *arguments])} && exit 0",
+            f"    {shlex.join([*command, *argv])} && exit 0",
             "  fi",
             "done",
             "exit 1",
@@ -42,8 +42,8 @@ def write_batch_script(job: Job, arguments: Sequence[str], run_folder: Path, max
 
 
 def first_host(nodes: str) -> str:
-    """The first name in a list of hosts as Slurm writes it, such as gpu-[03-07,12],other."""
-    found = re.match(r"([^,\[]+)(?:\[([^],-]+))?", nodes)
-    if found is None:
-        raise ParallelError(f"SLURM_JOB_NODELIST={nodes}: no host in it; set MASTER_ADDR")
-    return found[1] + (found[2] or "")
+    """Return the first host of a Slurm node list such as gpu-[03-07,12],other."""
+    match = re.match(r"([^,\[]+)(?:\[([^],-]+))?", nodes)
+    if match is None:
+        raise ParallelError(f"SLURM_JOB_NODELIST={nodes}: contains no host; set MASTER_ADDR")
+    return match[1] + (match[2] or "")

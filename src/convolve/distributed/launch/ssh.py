@@ -1,9 +1,7 @@
-"""A job over several hosts: where its instances run, how they are reached, and what they say.
+"""`convolve launch`: a run on several hosts, started from one of them and supervised until it ends.
 
-A host is reached by a remote shell: words to which one more is added, a text for a shell there. That is what ssh takes;
-another one, such as that of a cluster or of a container, can stand in.
-
-`convolve launch`: a training over many hosts, started from one of them and watched until it is done.
+A host is reached through a remote shell: a command that takes one more argument, a script for a shell on that host, as
+ssh does. The remote shell of a cluster or a container can replace ssh.
 """
 
 import json
@@ -15,30 +13,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from convolve.distributed.launch.agent import STOP, Orders
-from convolve.distributed.launch.local import Instance, run_attempts
+from convolve.distributed.launch.agent import STOP, AgentSpec
+from convolve.distributed.launch.local import Agent, run_attempts
 from convolve.errors import ConfigError, ParallelError
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout={timeout} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 {host}"
-HERE = "sh -c"
+LOCAL_SHELL = "sh -c"
 GRACE_SECONDS = 3.0
 
-_VERSIONS = (
+_PRINT_VERSIONS = (
     "import json, platform; from importlib.metadata import version as v; "
     "print(json.dumps({'convolve': v('convolve'), 'torch': v('torch'), "
     "'python': '.'.join(platform.python_version_tuple()[:2])}))"
 )
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Processes over hosts; `environment` is set on each of them."""
+    """Processes on hosts. `environment` is set on each of them; `timeout` is the connection timeout in seconds."""
 
     hosts: tuple[str, ...]
     instances: int
@@ -49,57 +47,60 @@ class Job:
     folder: Path = field(default_factory=Path.cwd)
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
-    patience: float = 60.0
+    timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if self.instances % len(self.hosts):
             raise ConfigError(
-                f"num-instances={self.instances} on {len(self.hosts)} hosts: every host has the same number; give a "
-                f"multiple of {len(self.hosts)}"
+                f"--num-instances {self.instances}: must be a multiple of the number of hosts; "
+                f"use a multiple of {len(self.hosts)}"
             )
         if self.world % self.instances:
             raise ConfigError(
-                f"num-instances={self.instances} for {self.world} processes (replicas x shards): every instance has "
-                f"the same number; give a divisor of {self.world}"
+                f"--num-instances {self.instances}: must divide the {self.world} processes (replicas x shards); "
+                f"use a divisor of {self.world}"
             )
 
     @property
-    def per_host(self) -> int:
-        """Instances of each host."""
+    def agents_per_host(self) -> int:
         return self.instances // len(self.hosts)
 
     def host_of(self, instance: int) -> str:
-        """Instances fill one host after the other, so neighboring ranks share one."""
-        return self.hosts[instance // self.per_host]
+        """Return the host of an instance. Hosts are filled in order, so neighboring ranks share one."""
+        return self.hosts[instance // self.agents_per_host]
 
     def reach(self, host: str, script: str) -> list[str]:
-        """The words that run a script for a shell on a host."""
-        template = HERE if host == "localhost" else self.remote_shell
-        return [*shlex.split(template.format(host=host, timeout=max(1, round(self.patience)))), script]
+        """Return the command that runs a shell script on a host."""
+        template = LOCAL_SHELL if host == "localhost" else self.remote_shell
+        return [*shlex.split(template.format(host=host, timeout=max(1, round(self.timeout)))), script]
 
     def script(self, *words: str) -> str:
-        """A text for the shell of a host that runs a Python program there."""
+        """Return a shell script that runs Python with these arguments on a host."""
         settings = [f"{name}={value}" for name, value in self.environment.items()]
         return f"cd {shlex.quote(str(self.folder))} && exec {shlex.join(['env', *settings, self.python, *words])}"
 
     def command(self, instance: int) -> list[str]:
-        """The words that start an instance."""
+        """Return the command that starts an agent."""
         return self.reach(self.host_of(instance), self.script("-m", "convolve.distributed.launch.agent"))
 
-    def orders(self, instance: int, arguments: Sequence[str], attempt: int) -> Orders:
-        """What an instance is told; every attempt meets at a port of its own."""
-        meeting_point = f"{self.master}:{self.port + attempt}" if self.instances > 1 else "localhost:0"
-        place = Instance(
-            instance, self.instances, meeting_point, f"convolve-{self.port}-{attempt}", self.per_host, self.patience
+    def agent_spec(self, instance: int, argv: Sequence[str], attempt: int) -> AgentSpec:
+        """Return what an agent runs; every attempt uses the next port."""
+        agent = Agent(
+            number=instance,
+            count=self.instances,
+            rdzv_endpoint=f"{self.master}:{self.port + attempt}" if self.instances > 1 else "localhost:0",
+            run_id=f"convolve-{self.port}-{attempt}",
+            agents_per_host=self.agents_per_host,
+            timeout=self.timeout,
         )
-        return Orders(place, self.world, tuple(arguments))
+        return AgentSpec(agent, self.world, tuple(argv))
 
 
 def check_hosts(job: Job) -> None:
-    """Name a host that cannot be reached in time, has no convolve, or has other versions than the first one."""
-    asked = {
+    """Raise an error for a host that is unreachable, has no convolve, or has other versions than the first one."""
+    processes = {
         host: subprocess.Popen(
-            job.reach(host, job.script("-c", _VERSIONS)),
+            job.reach(host, job.script("-c", _PRINT_VERSIONS)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -107,50 +108,53 @@ def check_hosts(job: Job) -> None:
         )
         for host in dict.fromkeys(job.hosts)
     }
-    deadline = time.monotonic() + job.patience
+    deadline = time.monotonic() + job.timeout
     try:
-        found = {host: _read_versions(host, process, deadline) for host, process in asked.items()}
+        versions = {host: _read_versions(host, process, deadline) for host, process in processes.items()}
     finally:
-        for process in asked.values():
+        for process in processes.values():
             process.kill()
             process.wait()
-            # Not read to their ends: a child of the remote shell may hold them open for long.
+            # Not read to the end: a child of the remote shell may keep them open for long.
             for stream in (process.stdout, process.stderr):
-                assert stream is not None, "both were asked for"
+                assert stream is not None, "both are pipes"
                 stream.close()
     first = job.hosts[0]
-    for host, versions in found.items():
-        if versions != found[first]:
-            other = ", ".join(f"{name} {one}" for name, one in versions.items() if one != found[first].get(name))
-            raise ParallelError(f"host {host} has {other}, unlike {first}; install the same versions on all hosts")
+    for host, installed in versions.items():
+        if installed != versions[first]:
+            other = ", ".join(f"{name} {text}" for name, text in installed.items() if text != versions[first].get(name))
+            raise ParallelError(f"host {host}: has {other}, unlike {first}; install the same versions on all hosts")
 
 
 def _read_versions(host: str, process: "subprocess.Popen[str]", deadline: float) -> dict[str, str]:
     try:
-        output, complaint = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        output, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise ParallelError(f"host {host} does not answer; check its name and the way to it") from None
+        raise ParallelError(f"host {host}: no response; check the host name and the network") from None
     last = (output.strip().splitlines() or [""])[-1]
     try:
         versions: dict[str, str] = json.loads(last)
     except ValueError:
-        why = (complaint.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise ParallelError(
-            f"host {host} cannot run convolve there ({why}); check the way to it and --python"
-        ) from None
+        reason = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise ParallelError(f"host {host}: cannot run convolve ({reason}); check the connection and --python") from None
     return versions
 
 
-class Crew:
-    """The instances of one attempt."""
+class RemoteAgents:
+    """The agents of one attempt."""
 
-    def __init__(self, job: Job, arguments: Sequence[str], attempt: int, say: Say) -> None:
+    def __init__(self, job: Job, log: LogFn) -> None:
         self._job = job
-        self._say = say
+        self._log = log
         self._grace = GRACE_SECONDS
+        self._processes: list[subprocess.Popen[str]] = []
+        self._readers: list[threading.Thread] = []
+
+    def start(self, argv: Sequence[str], attempt: int) -> None:
+        """Start all agents."""
         self._processes = [
             subprocess.Popen(
-                job.command(instance),
+                self._job.command(instance),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -158,36 +162,39 @@ class Crew:
                 errors="replace",
                 start_new_session=True,
             )
-            for instance in range(job.instances)
+            for instance in range(self._job.instances)
         ]
         self._readers = [
             threading.Thread(target=self._relay, args=(process,), daemon=True) for process in self._processes
         ]
         for instance, (process, reader) in enumerate(zip(self._processes, self._readers, strict=True)):
-            self._tell(process, job.orders(instance, arguments, attempt).to_line())
+            self._write(process, self._job.agent_spec(instance, argv, attempt).to_line())
             reader.start()
 
     def wait(self) -> int:
-        """Wait for all; when one fails the others have a moment to say why, then all are ended. The first exit code."""
+        """Wait for all agents and return 0 or the first exit code that is not 0.
+
+        If one fails, the others have some seconds to print their errors; then all are ended.
+        """
         while any(process.poll() is None for process in self._processes):
             if any(process.poll() for process in self._processes):
-                self._give_grace()
+                self._wait_for_errors()
                 break
             time.sleep(0.1)
         failed = list(self._failures())
         self.end()
         for instance, code in failed:
-            self._say(f"instance {instance} on {self._job.host_of(instance)} ended with exit code {code}")
+            self._log(f"instance {instance} on {self._job.host_of(instance)} failed with exit code {code}")
         return failed[0][1] if failed else 0
 
     def stop(self) -> None:
-        """Ask all ranks to save and end; that may take longer than a last word."""
-        self._grace = max(GRACE_SECONDS, self._job.patience)
+        """Make all ranks save a checkpoint and exit, which may take longer than printing an error."""
+        self._grace = max(GRACE_SECONDS, self._job.timeout)
         for process in self._processes:
-            self._tell(process, f"{STOP}\n")
+            self._write(process, f"{STOP}\n")
 
     def end(self) -> None:
-        """End whatever is left, on all hosts."""
+        """End all agents that still run, on all hosts."""
         for process in self._processes:
             if process.stdin is not None and not process.stdin.closed:
                 self._close(process)
@@ -203,7 +210,7 @@ class Crew:
             if process.stdout is not None and not reader.is_alive():
                 process.stdout.close()
 
-    def _give_grace(self) -> None:
+    def _wait_for_errors(self) -> None:
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline and any(process.poll() is None for process in self._processes):
             time.sleep(0.1)
@@ -215,23 +222,22 @@ class Crew:
                 yield instance, code if code > 0 else 128 - code
 
     def _relay(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None, "it was asked for"
+        assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
-            self._say(line.rstrip("\n"))
+            self._log(line.rstrip("\n"))
 
     @staticmethod
-    def _tell(process: "subprocess.Popen[str]", line: str) -> None:
-        assert process.stdin is not None, "it was asked for"
+    def _write(process: "subprocess.Popen[str]", line: str) -> None:
+        assert process.stdin is not None, "it is a pipe"
         try:
             process.stdin.write(line)
             process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            # It is gone already; its exit code tells.
-            return
+            return  # it has exited; `wait` reports its exit code
 
     @staticmethod
     def _close(process: "subprocess.Popen[str]") -> None:
-        assert process.stdin is not None, "it was asked for"
+        assert process.stdin is not None, "it is a pipe"
         try:
             process.stdin.close()
         except BrokenPipeError:
@@ -239,13 +245,13 @@ class Crew:
 
 
 def pick_port() -> int:
-    """A port that another job on the same hosts is unlikely to have picked, with room for restarts after it."""
+    """Return a port that other jobs on the same hosts are unlikely to use, with free ports after it for restarts."""
     return 20_000 + os.getpid() * 16 % 12_000
 
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """How a job ended."""
+    """Result of a job."""
 
     run_dir: Path
     hosts: tuple[str, ...]
@@ -255,37 +261,32 @@ class LaunchReport:
     exit_code: int
 
 
-def launch(job: Job, arguments: Sequence[str], folder: Path, max_restarts: int, say: Say) -> LaunchReport:
-    """Check the hosts, start the job, and start it again from its newest checkpoint while it may."""
+def launch(job: Job, argv: Sequence[str], folder: Path, max_restarts: int, log: LogFn) -> LaunchReport:
+    """Check the hosts, run the job, and restart it from its newest checkpoint up to `max_restarts` times."""
     check_hosts(job)
     attempts = 0
 
-    def start(words: Sequence[str], attempt: int) -> int:
+    def start(argv: Sequence[str], attempt: int) -> int:
         nonlocal attempts
         attempts = attempt + 1
-        crew = Crew(job, words, attempt, say)
+        agents = RemoteAgents(job, log)
         try:
-            with _Relayed(crew.stop):
-                return crew.wait()
+            agents.start(argv, attempt)
+            with _signals_call(agents.stop):
+                return agents.wait()
         finally:
-            crew.end()
+            agents.end()
 
-    code = run_attempts(start, arguments, folder, max_restarts, say)
+    code = run_attempts(start, argv, folder, max_restarts, log)
     return LaunchReport(folder, job.hosts, job.instances, job.world, attempts, code)
 
 
-class _Relayed:
-    """While entered, a wish to stop is handed on, and the job ends by itself once it has saved."""
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-
-    def __enter__(self) -> None:
-        self._before = {one: signal.signal(one, self._hand_on) for one in (signal.SIGTERM, signal.SIGINT)}
-
-    def __exit__(self, *_: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self._stop()
+@contextmanager
+def _signals_call(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside the block, SIGTERM and SIGINT call `stop`; the job then exits after it has saved."""
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -72,8 +72,8 @@ def run(console: Console) -> DoctorReport:
 
 def _try_native(files: tuple[str, ...], options: tuple[str, ...]) -> str:
     """Compile C files, unless the cache has them. Returns the reasons if that fails."""
-    results = [build.load(binding.PACKAGE, file, options) for file in files]
-    reasons = dict.fromkeys(result for result in results if isinstance(result, str))
+    results = [build.load(file, options) for file in files]
+    reasons = dict.fromkeys(result.reason for result in results if isinstance(result, build.Unavailable))
     return "; ".join(reasons) or "compiled"
 
 

@@ -35,9 +35,9 @@ def test_a_report_has_tried_what_it_tells(monkeypatch, capsys):
 def test_a_c_file_that_cannot_be_compiled_is_told_with_the_reason(monkeypatch):
     load = build.load
 
-    def refuse(package, file, options=()):
-        return "cc: no" if file == "winograd.c" else load(package, file, options)
+    def reject(file, options=()):
+        return build.Unavailable("cc: no") if file == "winograd.c" else load(file, options)
 
-    monkeypatch.setattr(build, "load", refuse)
+    monkeypatch.setattr(build, "load", reject)
     assert "cc: no" in doctor._try_native(*doctor.NATIVE["layers"]).split("; ")
     assert "cc: no" not in doctor._try_native(*doctor.NATIVE["pictures"])

@@ -27,7 +27,7 @@ from convolve.distributed.optimizer_sharding import NoSharding, OptimizerShardin
 from convolve.distributed.pipeline import Pipeline
 from convolve.errors import ConfigError, suggest
 from convolve.layers.batch_norm import BatchNorm2d
-from convolve.models.network import Network, Shape
+from convolve.models.network import Network, Shape, match_blocks, recompute, subnetwork
 from convolve.models.summary import summarize
 from convolve.models.timing import time_blocks
 from convolve.numerics.select import apply_kernels
@@ -112,13 +112,14 @@ def partition_model(network: Network, config: Config, collectives: Collectives) 
         _check_stages(network, stages)
         local = stages[collectives.topology.stage]
         shapes = _stage_shapes(network, local)
-        part = network.part(local, shapes[0])
+        part = subnetwork(network, local, shapes[0])
         elsewhere = tuple(name for name in network.blocks if name not in local)
     if parallel.bn_span > 1:
         # Must be last: a synced batch norm blocks on its peers in every forward pass.
         _sync_batch_norms(network, part, parallel.bn_span, collectives)
     if parallel.enable_recomputation:
-        part.recompute([pattern for pattern in parallel.recompute_checkpoints if _applies_here(part, network, pattern)])
+        patterns = [one for one in parallel.recompute_checkpoints if _applies_here(part, network, one)]
+        recompute(part, patterns)
     ownership = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
     pipeline = Pipeline(part, shapes, collectives, parallel.pipeline_schedule) if shapes else None
     return Partition(part, LocalShard(elsewhere, ownership), pipeline)
@@ -131,7 +132,7 @@ def resolve_splits(network: Network, config: Config) -> tuple[str, ...] | None:
     """
     names, stages = list(network.blocks), config.parallel.shards
     splits = canonical_splits(config.parallel.pipeline_splits, names)
-    allowed = network.seams[1:]
+    allowed = network.split_points[1:]
     if stages > len(allowed) + 1:
         raise ConfigError(
             f"--shards {stages}: {config.model.model} can be split into at most {len(allowed) + 1} stages; use fewer"
@@ -163,7 +164,7 @@ def choose_splits(network: Network, config: Config, collectives: Collectives) ->
         copy = deepcopy(network)
         apply_kernels(config, copy)
         times = time_blocks(copy, config.optim.batch_size, PROFILE_SECONDS).blocks
-        costs, allowed = [time.forward + time.backward for time in times], set(network.seams)
+        costs, allowed = [time.forward + time.backward for time in times], set(network.split_points)
         starts = balance_stages(costs, config.parallel.shards, lambda stage, start, end: names[start] in allowed)
         measured = json.dumps([names[start] for start in starts[1:]])
     return tuple(json.loads(collectives.broadcast_str(measured)))
@@ -220,4 +221,4 @@ def _sync_batch_norms(network: Network, part: Network, span: int, collectives: C
 
 def _applies_here(part: Network, network: Network, pattern: str) -> bool:
     """Return whether a pattern matches a block here, or none of the whole model, which is an error later."""
-    return part.has_block(pattern) or not network.has_block(pattern)
+    return bool(match_blocks(part.blocks, [pattern]) or not match_blocks(network.blocks, [pattern]))

@@ -1,1 +1,1 @@
-"""Layers in native code: what PyTorch computes in several passes, or with more multiplications than are needed."""
+"""Native kernels: C files in `csrc/`, their compilation, and the Python functions that call them."""

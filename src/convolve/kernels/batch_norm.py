@@ -1,6 +1,6 @@
-"""Batch norm in training, with the activation behind it, as one operation with gradients (`batch_norm.c`).
+"""Batch norm in training and its activation as one operation with gradients, in native code (`batch_norm.c`).
 
-They are bound by memory: PyTorch's norm and ReLU walk over a tensor eleven times in both passes, this seven times.
+Both are bound by memory bandwidth: in both passes, PyTorch's norm and ReLU traverse a tensor eleven times, this seven.
 """
 
 from functools import cache
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from convolve.kernels import binding
 from convolve.kernels.binding import DOUBLE, INT, LONG, POINTER, Kernel, Signatures, addresses, dense
+from convolve.kernels.build import Unavailable
 
 _SIGNATURES = Signatures(
     forward=(LONG, LONG, INT, DOUBLE, *[POINTER] * 6),
@@ -20,21 +21,21 @@ _SIGNATURES = Signatures(
 )
 
 Activation = Literal["none", "relu", "silu"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the C file knows them by their number
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # numbered as in the C file
 
 
 def can_run(x: Tensor, weight: Tensor) -> bool:
-    """Whether the operation exists for these: plain float32 images in CPU memory, and a kernel."""
-    return binding.are_plain(x, weight) and x.shape[1] == len(weight) and x.numel() > len(weight) and load() is not None
+    """Check for plain float32 images in CPU memory, with more than one value per channel."""
+    return binding.are_plain(x, weight) and x.shape[1] == len(weight) and x.numel() > len(weight)
 
 
 def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: Activation = "none"
 ) -> tuple[Tensor, Tensor]:
-    """The images, normalized by their own statistics and activated; and each channel's mean and unbiased variance."""
+    """Return the images, normalized by the batch's statistics and activated, and [mean, unbiased variance]."""
     assert can_run(x, weight), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
-    y, found = _BatchNorm.apply(x, weight, bias, eps, ACTIVATIONS.index(activation))  # type: ignore[no-untyped-call]
-    return y, found[:2]
+    y, stats = _BatchNorm.apply(x, weight, bias, eps, ACTIVATIONS.index(activation))  # type: ignore[no-untyped-call]
+    return y, stats[:2]
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -43,29 +44,29 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: int
     ) -> tuple[Tensor, Tensor]:
         kernel, x = binding.require(load()), dense(x)
-        y, found = torch.empty_like(x), torch.empty(3, len(weight))
-        rows, memory = _rows(x), _workspace(x)
-        pointers = addresses(x, weight, bias, y, found, memory)
+        y, stats = torch.empty_like(x), torch.empty(3, len(weight))
+        rows, scratch = _rows(x), _scratch(x)
+        pointers = addresses(x, weight, bias, y, stats, scratch)
         kernel.forward(rows, len(weight), activation, eps, *pointers, torch.get_num_threads(), kernel.parallel)
-        ctx.save_for_backward(x, weight, bias, found)
+        ctx.save_for_backward(x, weight, bias, stats)
         ctx.activation = activation
-        ctx.mark_non_differentiable(found)
-        return y, found
+        ctx.mark_non_differentiable(stats)
+        return y, stats
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, found = ctx.saved_tensors
-        kernel, g, memory = binding.require(load()), dense(gradients[0]), _workspace(x)
+        x, weight, bias, stats = ctx.saved_tensors
+        kernel, g, scratch = binding.require(load()), dense(gradients[0]), _scratch(x)
         dx, dw, db = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
-        pointers = addresses(x, g, weight, bias, found, dx, dw, db, memory)
+        pointers = addresses(x, g, weight, bias, stats, dx, dw, db, scratch)
         kernel.backward(_rows(x), len(weight), ctx.activation, *pointers, torch.get_num_threads(), kernel.parallel)
         return dx, dw, db, None, None
 
 
 @cache
-def load(*options: str) -> Kernel | None:
-    """The kernel for this CPU, compiled with further options; None where it cannot be."""
+def load(*options: str) -> Kernel | Unavailable:
+    """Load the kernel for this CPU, compiled with additional options."""
     return binding.load_kernel("batch_norm.c", _SIGNATURES, options)
 
 
@@ -73,5 +74,5 @@ def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def _workspace(x: Tensor) -> Tensor:
+def _scratch(x: Tensor) -> Tensor:
     return torch.empty(binding.require(load()).scratch(_rows(x), x.shape[1]), dtype=torch.uint8)

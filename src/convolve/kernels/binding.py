@@ -1,4 +1,4 @@
-"""What the layers in native code share: C files of this package, compiled, and tensors as C sees them."""
+"""C kernels of layers as Python functions, and tensors as pointers."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from convolve.kernels import build
+from convolve.kernels.build import Unavailable
 
 POINTER, INT, LONG, DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
-PACKAGE = "convolve.kernels.csrc"
-# Sums may be fused: the last bits of these layers are their own.
+# Allow FMA contraction: these kernels need not match PyTorch bit for bit.
 OPTIONS = ("-ffp-contract=fast",)
-# Why C files that were asked for could not be compiled.
-_reasons: dict[str, str] = {}
 
 
 class Signatures(NamedTuple):
-    """What the functions of a C file take; both passes end with the number of threads and what starts them."""
+    """Argument types of the functions of a C file, without the two that end both passes: threads and GOMP_parallel."""
 
     forward: Sequence[Any]
     backward: Sequence[Any]
@@ -26,7 +24,7 @@ class Signatures(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A compiled C file, ready to be called: its passes, how many bytes of scratch they need, and torch's threads."""
+    """Functions of a compiled C file: both passes, the bytes of scratch memory that they need, and GOMP_parallel."""
 
     forward: Callable[..., int]
     backward: Callable[..., int]
@@ -35,16 +33,15 @@ class Kernel(NamedTuple):
     library: build.Library
 
     def constant(self, name: str) -> int:
-        """A number that the compiled code has in it."""
+        """Return a compiled-in number."""
         return self.library.function(f"convolve_{name}", ())()
 
 
-def load_kernel(file: str, signatures: Signatures, options: tuple[str, ...] = ()) -> Kernel | None:
-    """The kernel of a C file, whose functions start with `convolve_` and its name; None where it cannot be compiled."""
-    library = build.load(PACKAGE, file, (*OPTIONS, *options))
-    if isinstance(library, str):
-        _reasons[file] = library
-        return None
+def load_kernel(file: str, signatures: Signatures, options: tuple[str, ...] = ()) -> Kernel | Unavailable:
+    """Load the kernel of a C file, whose functions start with `convolve_` and the file's name."""
+    library = build.load(file, (*OPTIONS, *options))
+    if isinstance(library, Unavailable):
+        return library
     name = f"convolve_{file.removesuffix('.c')}"
     return Kernel(
         library.function(f"{name}_forward", (*signatures.forward, INT, POINTER)),
@@ -55,20 +52,14 @@ def load_kernel(file: str, signatures: Signatures, options: tuple[str, ...] = ()
     )
 
 
-def explain_absence() -> str | None:
-    """Why native code that this process asked for could not be had; None where all of it could."""
-    reasons = dict.fromkeys(_reasons.values())
-    return "; ".join(reasons) or None
-
-
-def require(kernel: Kernel | None) -> Kernel:
-    """The kernel of a layer that is asked for only where there is one."""
-    assert kernel is not None, "asked for only where there is native code"
+def require(kernel: Kernel | Unavailable) -> Kernel:
+    """Return the kernel of a layer that was replaced because the kernel is available."""
+    assert isinstance(kernel, Kernel), f"native layer without a kernel: {kernel.reason}"
     return kernel
 
 
 def are_plain(x: Tensor, weight: Tensor) -> bool:
-    """Whether native code can read both where they lie: a plain batch of images, float32 and CPU memory."""
+    """Check that C can read both: a plain batch of images, float32, in CPU memory."""
     return (
         type(x) is Tensor
         and x.dtype == weight.dtype == torch.float32
@@ -78,10 +69,10 @@ def are_plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def dense(x: Tensor) -> Tensor:
-    """The same values in channels-last memory without gaps, as all kernels read them."""
+    """Return the values in contiguous channels-last memory, which all kernels expect."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def addresses(*tensors: Tensor | None) -> list[int | None]:
-    """Where tensors lie; None, which C sees as NULL, for those that nobody needs."""
+    """Return the data pointers; None becomes NULL in C."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]

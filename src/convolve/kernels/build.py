@@ -1,9 +1,9 @@
-"""Small C files, compiled on first use with the system's compiler and kept in the cache.
+"""Compile the C files of `csrc/` on first use with the system's compiler, and cache the libraries.
 
-They speak plain C through pointers: no torch header, no extension module. What files of a package share is in headers
-beside them, which the compiler and the cache see in place of the lines that include them. Whatever is done in C has
-another form, which does the work where there is no compiler, where it fails, or where `CONVOLVE_KERNEL=torch` asks for
-that; with the same bits, but for the layers in `kernels`.
+The functions take plain C types and pointers: no torch header, no extension module. Headers are inlined into the source
+before it is compiled and hashed. Everything done in C also exists in Python, which is used if no compiler is installed,
+if compilation fails, or with `CONVOLVE_KERNEL=torch`. Except for the layers (`binding.OPTIONS`), both compute the same
+bits.
 """
 
 import ctypes
@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 from convolve import device
 from convolve.files import atomic_file
 
+CSRC = Path(__file__).parent / "csrc"
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
 TIME_LIMIT = 120
@@ -38,43 +38,49 @@ class Library:
     """A compiled C file."""
 
     path: Path
-    loaded: ctypes.CDLL
+    handle: ctypes.CDLL
 
     def function(self, name: str, arguments: Sequence[Any], result: Any = ctypes.c_int) -> Callable[..., int]:
-        """One of its functions that return a whole number. The interpreter is free for other threads during a call."""
-        found = getattr(self.loaded, name)
-        found.argtypes, found.restype = arguments, result
-        return found  # type: ignore[no-any-return]
+        """Return a function with an integer result. Calls release the GIL."""
+        function = getattr(self.handle, name)
+        function.argtypes, function.restype = arguments, result
+        return function  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """The reason why a C file cannot be used, in one line."""
+
+    reason: str
 
 
 @cache
-def load(package: str, file: str, options: tuple[str, ...] = ()) -> Library | str:
-    """A C file of a package, compiled for this CPU now if the cache does not have it; or why that cannot be."""
+def load(file: str, options: tuple[str, ...] = (), folder: Path = CSRC) -> Library | Unavailable:
+    """Load a C file, compiling it for this CPU unless the cache has it."""
     if os.environ.get("CONVOLVE_KERNEL") == "torch":
-        return "CONVOLVE_KERNEL=torch"
+        return Unavailable("CONVOLVE_KERNEL=torch")
     if sys.platform == "win32":
-        return "no native code on Windows"
-    source = resources.files(package).joinpath(file).read_bytes()
+        return Unavailable("no native code on Windows")
     try:
-        source = _inline_headers(source, file, package, set())
+        source = _inline_headers(folder / file, set())
         path = device.cache_folder() / "native" / f"{Path(file).stem}-{_cache_key(source, options)}.so"
         _require_private(path.parent)
         if not path.exists():
             _compile(source, options, path)
         return Library(path, ctypes.CDLL(str(path)))
     except (OSError, subprocess.SubprocessError, _BuildError) as error:
-        # Also a library of another machine in a shared cache, or a damaged one.
-        return " ".join(str(error).split())
+        # An OSError may also mean a damaged library, or one of another machine in a shared cache.
+        return Unavailable(" ".join(str(error).split()))
 
 
 @cache
 def torch_threads() -> int | None:
-    """The address of GOMP_parallel in the OpenMP library that torch has loaded; None: one thread."""
+    """Return the address of GOMP_parallel in the OpenMP library that torch has loaded; None means one thread."""
     folder = Path(torch.__file__).parent
     candidates = [*folder.glob("lib/lib*omp*"), *folder.parent.glob("torch.libs/lib*omp*")]
     for path in candidates:
         try:
-            # Without RTLD_NOLOAD this could bring in a second pool; with it, only what torch uses is found.
+            # RTLD_NOLOAD finds only the library that torch uses; a second one would start a second thread pool.
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
         except (OSError, AttributeError):
@@ -83,56 +89,54 @@ def torch_threads() -> int | None:
 
 
 class _BuildError(Exception):
-    """Why there is no library."""
+    pass
 
 
 def _cache_key(source: bytes, options: tuple[str, ...]) -> str:
-    """What a library depends on, as a name: its whole source, the CPU and the compiler's options."""
-    facts = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS, *options])
-    return hashlib.sha256(source + facts.encode()).hexdigest()[:16]
+    """Hash what a library depends on: its source with headers, the CPU and the compiler options."""
+    target = " ".join([device.cpu_name(), platform.machine(), *sorted(device.cpu_flags()), *OPTIONS, *options])
+    return hashlib.sha256(source + target.encode()).hexdigest()[:16]
 
 
-def _inline_headers(source: bytes, file: str, package: str, seen: set[str]) -> bytes:
-    """A source with the headers of its package where it includes them, each once.
-
-    The compiler is told where every line comes from, so that it names a file and a line that exist.
-    """
+def _inline_headers(path: Path, seen: set[str]) -> bytes:
+    """Return a source with its headers inlined, each once; #line directives keep compiler messages right."""
+    source = path.read_bytes()
 
     def replace(include: re.Match[bytes]) -> bytes:
         name = include[1].decode()
         if name in seen:
             return b""
         seen.add(name)
-        header = resources.files(package).joinpath(name)
+        header = path.with_name(name)
         if not header.is_file():
-            raise _BuildError(f"{file} includes {name}, which {package} does not have")
-        text = _inline_headers(header.read_bytes(), name, package, seen)
+            raise _BuildError(f"{path.name} includes {name}, which does not exist")
+        text = _inline_headers(header, seen)
         next_line = source.count(b"\n", 0, include.start()) + 2
-        return f'#line 1 "{name}"\n'.encode() + text + f'\n#line {next_line} "{file}"'.encode()
+        return f'#line 1 "{name}"\n'.encode() + text + f'\n#line {next_line} "{path.name}"'.encode()
 
     return _INCLUDE.sub(replace, source)
 
 
 def _require_private(folder: Path) -> None:
-    """What is loaded from here runs as the user, so nobody else may write here."""
+    """Reject a folder that other users can write to: libraries loaded from it run as this user."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = folder.stat()
-    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _BuildError(f"{folder}: others may write there")
 
 
 def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
     """Compile to a file that appears only when it is complete."""
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise _BuildError("no C compiler")
     with atomic_file(path) as draft:
-        done = subprocess.run(
+        result = subprocess.run(
             [compiler, *OPTIONS, *options, "-x", "c", "-", "-o", str(draft)],
             input=source,
             capture_output=True,
             timeout=TIME_LIMIT,
             check=False,
         )
-        if done.returncode:
-            raise _BuildError(f"{compiler} failed: {done.stderr.decode(errors='replace'):.200}")
+        if result.returncode:
+            raise _BuildError(f"{compiler} failed: {result.stderr.decode(errors='replace'):.200}")

@@ -1,7 +1,7 @@
-"""Convolutions with one filter for each channel in native code (`depthwise.c`), with gradients.
+"""Depthwise convolution in native code (`depthwise.c`), with gradients.
 
-Results differ from PyTorch's in the last bits (about 1e-7 of the largest value, 1e-5 for the filters' gradients), as
-the sums are others. Where there is no native code, there is no such convolution: callers use PyTorch's.
+Sums are taken in another order than in PyTorch, so results differ in the last bits: by about 1e-7 of the largest value,
+or 1e-5 for the filters' gradients.
 """
 
 import ctypes
@@ -13,30 +13,37 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from convolve.kernels import binding
-from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, addresses, dense
+from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, addresses, are_plain, dense
+from convolve.kernels.build import Unavailable
 
-SIDES, STRIDES = (3, 5), (1, 2)
-_Sizes = LONG * 8  # images, height, width, channels, side, stride, height and width of the result: `shape` in C
+KERNEL_SIZES, STRIDES = (3, 5), (1, 2)
+_Sizes = LONG * 8  # images, height, width, channels, kernel size, stride, output height and width: `shape` in C
 _SIZES = ctypes.POINTER(_Sizes)
 _SIGNATURES = Signatures(forward=(_SIZES, *[POINTER] * 4), backward=(_SIZES, *[POINTER] * 6), scratch=(_SIZES, INT))
 
 
 @cache
-def load(*options: str) -> Kernel | None:
-    """The kernel for this CPU, compiled with further options; None where it cannot be."""
+def load(*options: str) -> Kernel | Unavailable:
+    """Load the kernel for this CPU, compiled with additional options."""
     return binding.load_kernel("depthwise.c", _SIGNATURES, options)
 
 
-def suits(channels: int, side: int, stride: int) -> bool:
-    """Whether this machine's native code takes such filters."""
+def supports(channels: int, kernel_size: int, stride: int) -> bool:
+    """Check that the kernel is available and takes such filters on this CPU."""
     kernel = load()
-    return kernel is not None and side in SIDES and stride in STRIDES and channels % kernel.constant("lanes") == 0
+    fits = kernel_size in KERNEL_SIZES and stride in STRIDES
+    return isinstance(kernel, Kernel) and fits and channels % kernel.constant("lanes") == 0
+
+
+def can_run(x: Tensor, weight: Tensor) -> bool:
+    """Check the input of a layer that `supports` accepts."""
+    return are_plain(x, weight)
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """The convolution of each channel with its filter, padded so that stride 1 keeps the size; in channels-last."""
-    channels, side = weight.shape[0], weight.shape[-1]
-    assert x.shape[1] == channels and suits(channels, side, stride), f"{tuple(weight.shape)}: not for native code"
+    """Convolve each channel with its filter, with padding that keeps the size at stride 1. Returns channels-last."""
+    channels, size = weight.shape[0], weight.shape[-1]
+    assert x.shape[1] == channels and supports(channels, size, stride), f"{tuple(weight.shape)}: not for native code"
     out: Tensor = _Depthwise.apply(x, weight, stride)  # type: ignore[no-untyped-call]
     return out
 
@@ -68,10 +75,10 @@ class _Depthwise(torch.autograd.Function):
 
 def _sizes(x: Tensor, weight: Tensor, stride: int) -> Any:
     images, channels, height, width = x.shape
-    results = ((side - 1) // stride + 1 for side in (height, width))
-    return _Sizes(images, height, width, channels, weight.shape[-1], stride, *results)
+    outputs = ((side - 1) // stride + 1 for side in (height, width))
+    return _Sizes(images, height, width, channels, weight.shape[-1], stride, *outputs)
 
 
 def _by_tap(weight: Tensor) -> Tensor:
-    """Filters as [tap][channel]."""
+    """Return the filters as [tap][channel]."""
     return weight.detach().reshape(len(weight), -1).T.contiguous()

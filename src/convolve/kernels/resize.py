@@ -1,14 +1,15 @@
-"""Boxes of pictures resized into a batch: native code, and torch where there is none, with the same bits.
+"""Resize image crops into a batch, in native code or torch, with the same bits.
 
-The arithmetic: a triangle filter that widens when a picture gets smaller, columns first, then rows. With `scale` inputs
+The arithmetic: a triangle filter that widens if the image gets smaller, columns first, then rows. With `scale` inputs
 for each output, reach = max(scale, 1) and c = scale (i + 1/2), output i is a sum over the inputs j between c - reach
-and c + reach, by weights that fall linearly from c and add up to one:
+and c + reach, with weights that fall linearly from c and sum to one:
 
     weight  = max(0, 1 - |j + 1/2 - c| / reach) / sum of these
-    integer = floor(weight 2^bits + 1/2)        `bits`: as many as let the largest one of the axis stay below 2^15
+    integer = floor(weight 2^bits + 1/2)        `bits`: the most for which the largest one of the axis is below 2^15
     output  = min(255, (sum of integer x byte + 2^(bits - 1)) >> bits)
 
-These are the weights of torch's antialiased bilinear resizing of bytes. They depend on the two sizes only and are kept.
+These are the weights of torch's antialiased bilinear resizing of bytes. They depend on the two sizes only and are
+cached.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ _upsample = torch.ops.aten._upsample_bilinear2d_aa.out
 
 
 class ResizeJob(NamedTuple):
-    """A picture [h, w, 3] that is to fill `target` [H, W, 3], which is dense, mirrored from left to right if so."""
+    """An image [h, w, 3] to resize to the dense `target` [H, W, 3], optionally flipped horizontally."""
 
     pixels: npt.NDArray[np.uint8]
     target: Tensor
@@ -41,7 +42,7 @@ Resize: TypeAlias = Callable[[Sequence[ResizeJob]], None]
 
 
 class Axis(NamedTuple):
-    """The weights [outputs, taps] of one axis, beginning with the input `first` of each output."""
+    """Weights [outputs, taps] of one axis, and the first input of each output."""
 
     first: npt.NDArray[np.int64]
     weights: npt.NDArray[np.int64]
@@ -49,7 +50,7 @@ class Axis(NamedTuple):
 
 
 def plan_axis(inputs: int, outputs: int, *, mirrored: bool) -> Axis:
-    """What each output of an axis is made of; mirrored: as if the inputs stood in reverse."""
+    """Return the weights of each output of an axis. `mirrored` reverses the inputs."""
     scale = inputs / outputs
     reach, inverse = max(scale, 1.0), 1.0 / max(scale, 1.0)
     center = scale * (np.arange(outputs) + 0.5)
@@ -58,14 +59,14 @@ def plan_axis(inputs: int, outputs: int, *, mirrored: bool) -> Axis:
     taps = np.arange(int(counts.max()))
     weights = np.maximum(1 - np.abs((taps + low[:, None] - center[:, None] + 0.5) * inverse), 0.0)
     weights[taps >= counts[:, None]] = 0
-    weights /= np.cumsum(weights, axis=1)[:, -1:]  # added from left to right, as torch does
+    weights /= np.cumsum(weights, axis=1)[:, -1:]  # summed from left to right, as in torch
     largest = float(weights.max())
     bits = next(bits for bits in range(_MAX_BITS + 1) if bits == _MAX_BITS or _is_full(largest, bits + 1))
     integers = (0.5 + weights * (1 << bits)).astype(np.int64)
     if mirrored:
         low = inputs - low - len(taps)
         integers = np.ascontiguousarray(integers[:, ::-1])
-        integers, low = _keep_inside(integers, low)
+        integers, low = _clip_start(integers, low)
     return Axis(low, integers, bits)
 
 
@@ -73,20 +74,20 @@ def _is_full(largest: float, bits: int) -> bool:
     return int(0.5 + largest * (1 << bits)) >= 1 << 15
 
 
-def _keep_inside(weights: npt.NDArray[np.int64], low: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
-    """Rows that begin before the first input begin there instead: what they lose in front are zeros."""
+def _clip_start(weights: npt.NDArray[np.int64], low: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Start rows at the first input at the earliest: the weights that they lose in front are zeros."""
     for row in np.flatnonzero(low < 0):
         weights[row] = np.roll(weights[row], low[row])
     return weights, np.maximum(low, 0)
 
 
 def resize(jobs: Sequence[ResizeJob]) -> None:
-    """Do all jobs; in native code, other Python threads go on meanwhile."""
+    """Run all jobs. Native code releases the GIL."""
     (_load() or resize_by_torch)(jobs)
 
 
 def resize_by_torch(jobs: Sequence[ResizeJob]) -> None:
-    """The same without a compiler."""
+    """Run all jobs in torch."""
     for pixels, target, flip in jobs:
         part = torch.from_numpy(pixels)
         part = part.flip(1) if flip else part
@@ -96,17 +97,17 @@ def resize_by_torch(jobs: Sequence[ResizeJob]) -> None:
 
 @cache
 def _load() -> Resize | None:
-    library = build.load("convolve.kernels.csrc", "resize.c")
-    return None if isinstance(library, str) else bind(library)
+    library = build.load("resize.c")
+    return None if isinstance(library, build.Unavailable) else bind(library)
 
 
 def bind(library: build.Library) -> Resize:
-    """The native form in a compiled library."""
+    """Return the native form of `resize` in a compiled library."""
     call = library.function("convolve_resize", (ctypes.c_void_p, ctypes.c_int))
 
     def resize_natively(jobs: Sequence[ResizeJob]) -> None:
         fields = array("q")
-        plans: list[tuple[npt.NDArray[np.int32], int]] = []  # held while native code reads them
+        plans: list[tuple[npt.NDArray[np.int32], int]] = []  # kept alive while native code reads them
         for pixels, target, flip in jobs:
             height, width, _ = pixels.shape
             rows, columns, _ = target.shape
@@ -115,14 +116,14 @@ def bind(library: build.Library) -> Resize:
             address, stride = pixels.__array_interface__["data"][0], pixels.strides[0]
             fields.extend((address, stride, height, width, across[1], down[1], target.data_ptr()))
         if call(fields.buffer_info()[0], len(jobs)):
-            raise MemoryError(f"no memory to resize {len(jobs)} pictures")
+            raise MemoryError(f"no memory to resize {len(jobs)} images")
 
     return resize_natively
 
 
 @lru_cache(maxsize=4096)
 def _pack(inputs: int, outputs: int, mirrored: bool) -> tuple[npt.NDArray[np.int32], int]:
-    """A plan in the form that resize.c explains, and its address."""
+    """Return the weights of an axis in the format of resize.c, and their address."""
     axis = plan_axis(inputs, outputs, mirrored=mirrored)
     padded, taps = -(-outputs // _GROUP) * _GROUP, -(-axis.weights.shape[1] // 2) * 2
     first, weights = np.zeros(padded, np.int32), np.zeros((padded, taps), np.int16)

@@ -1,7 +1,7 @@
-"""The native rounding kernel, `kernel.c`: it rounds dense float32 CPU tensors through their data pointers.
+"""Round float32 tensors onto a 16-bit grid in native code (`rounding.c`).
 
-Threads are those of torch's own OpenMP library, since two pools on the same cores wait for each other. Where there is
-no native code, `load` gives None, and `rounding` uses its torch form, which has the same bits.
+It takes dense CPU tensors and uses the threads of torch's OpenMP library, since two pools on the same cores would wait
+for each other. If `load` returns None, `numerics/rounding.py` uses its torch form, which computes the same bits.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from convolve.kernels import build
 
+_FILE = "rounding.c"
 _SIGNATURE = (
     ctypes.c_void_p,
     ctypes.c_int64,
@@ -27,30 +28,28 @@ _SIGNATURE = (
 
 @dataclass(frozen=True)
 class RoundingKernel:
-    """A compiled kernel, ready to be called."""
+    """The compiled function, and torch's threads."""
 
     call: Callable[..., int]
     parallel: int | None
 
     def round_(self, x: Tensor, kind: int, *, clamped: bool, key: int) -> int:
-        """Round in place; returns the flags that the C file explains."""
+        """Round in place. Returns the flags documented in the C file."""
         return self.call(x.data_ptr(), x.numel(), kind, clamped, key, torch.get_num_threads(), self.parallel)
 
 
 @cache
 def load() -> RoundingKernel | None:
-    """The kernel for this CPU; None where it cannot be compiled."""
-    library = _library()
-    if isinstance(library, str):
+    """Load the kernel for this CPU; None if it is unavailable."""
+    library = build.load(_FILE)
+    if isinstance(library, build.Unavailable):
         return None
     return RoundingKernel(library.function("convolve_round", _SIGNATURE), build.torch_threads())
 
 
 def describe() -> str:
-    """In which form values are rounded, and why if that is not the native one."""
-    library = _library()
-    return f"rounding in torch ({library})" if isinstance(library, str) else "rounding in native code"
-
-
-def _library() -> build.Library | str:
-    return build.load("convolve.kernels.csrc", "rounding.c")
+    """Describe which form rounds, and why if it is not the native one."""
+    library = build.load(_FILE)
+    if isinstance(library, build.Unavailable):
+        return f"rounding in torch ({library.reason})"
+    return "rounding in native code"

@@ -25,17 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convolve.device import accumulation_dtype
-from convolve.kernels import batch_norm
-from convolve.layers.hooks import has_hooks
 
 SumFn = Callable[[Tensor], Tensor]
-MIN_NATIVE_ELEMENTS = 1 << 15  # elements from which native code is quicker
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm for images; parameters and buffers are named as in torch. `native`: in native code, if it may be."""
-
-    native = False
+    """Batch norm for images, with the parameter and buffer names of torch."""
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps=eps, momentum=momentum)
@@ -49,31 +44,11 @@ class BatchNorm2d(nn.BatchNorm2d):
         """Normalize; in training by the micro batch's own statistics, which are added up for `settle`."""
         if not self.training:
             return super().forward(x)
-        if self._suits_native(x):
-            return self.activate(x, "none")
         out, found, share = self._normalize_alone(x) if self._span is None else self._normalize_in_span(x, *self._span)
-        self._count(x, found, share)
+        self._add_statistics(x, found, share)
         return out
 
-    def can_activate(self, x: Tensor) -> bool:
-        """Whether the norm and an activation behind it can be done at once."""
-        return self.training and self._suits_native(x)
-
-    def activate(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
-        """Normalize in training, and activate, in native code."""
-        out, found = batch_norm.normalize(x, self.weight, self.bias, self.eps, activation)
-        self._count(x, found, 1.0)
-        return out
-
-    def _suits_native(self, x: Tensor) -> bool:
-        return (
-            self.native
-            and self._span is None
-            and x.numel() >= MIN_NATIVE_ELEMENTS
-            and batch_norm.can_run(x, self.weight)
-        )
-
-    def _count(self, x: Tensor, found: Tensor, share: float) -> None:
+    def _add_statistics(self, x: Tensor, found: Tensor, share: float) -> None:
         """Add statistics up for `settle`."""
         if self.counting:
             # Not in place: autograd keeps `found` for the backward pass.
@@ -122,18 +97,6 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.running_mean.lerp_(mean, share)
         self.running_var.lerp_(variance, share)
         self.num_batches_tracked += sums[-1].round().to(torch.int64)
-
-
-ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn.SiLU: "silu"}
-
-
-def normalize_and_activate(norm: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
-    """activation(norm(x)); at once where native code has the pair, and nobody looks at either."""
-    kind = ACTIVATIONS.get(type(activation))
-    if kind and isinstance(norm, BatchNorm2d) and norm.can_activate(x) and not any(map(has_hooks, (norm, activation))):
-        return norm.activate(x, kind)
-    out: Tensor = activation(norm(x))
-    return out
 
 
 class _SyncStatistics(torch.autograd.Function):

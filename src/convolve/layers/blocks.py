@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convolve.layers.batch_norm import normalize_and_activate
+from convolve.layers.chain import run_chain
 from convolve.layers.norm import NormFactory
 
 Activation = Callable[[], nn.Module]
@@ -46,9 +46,7 @@ class ConvNorm(nn.Sequential):
     """Convolution, norm and activation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply them in order, the last two at once where that can be."""
-        conv, norm, activation = self
-        return normalize_and_activate(norm, activation, conv(x))
+        return run_chain(list(self), x)
 
 
 def conv_norm(

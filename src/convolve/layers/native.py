@@ -1,150 +1,251 @@
-"""Networks whose layers are computed by native code where there is some: the same function, in fewer passes.
+"""Native kernels in a model: one pattern for each kernel, and one pass that rewrites any module.
 
-Parts of a network that native code does in fewer passes: a convolution with its 2x2 max-pool and ReLU, batch norms.
+A `KernelPattern` matches modules that its kernel computes and names the layer that replaces the first of them. The pass
+replaces the layer's class in place, so a layer keeps its identity, parameters, buffers, hooks and mode, and copies of
+the model stay native. Each native layer falls back to PyTorch if the kernel cannot take an input (other formats,
+devices and sizes) or if the graph is recorded (tracing, export).
 
-The network keeps its blocks, names and parameters; only what a pass through three neighbors computes with changes. It
-goes through the layers themselves wherever somebody looks between them (hooks), where the graph is wanted (tracing,
-export) and where native code has no answer (other formats and devices).
-
-Blocks that belong together: a convolution with its 2x2 max-pool and ReLU, which native code does at once.
-
-Nothing parts them, neither a pipeline stage nor an activation that is kept, and whether native code is there or not: so
-a network has the same bits however it is cut.
-
-Whether somebody looks at a module, so that it must not be passed over by code that does several at once.
+Modules are matched along chains, in which the order of execution is known: the children of `nn.Sequential`, and the
+block groups that a model declares. All other modules are matched one by one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from convolve.kernels import batch_norm, conv_pool, depthwise, winograd
-from convolve.kernels.binding import are_plain
+from convolve.kernels.binding import Kernel
+from convolve.kernels.build import Unavailable
 from convolve.kernels.conv_pool import Geometry, conv_pool_relu
 from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.chain import FusingLayer, run_chain
+from convolve.layers.hooks import has_hooks
+
+MIN_NORM_ELEMENTS = 1 << 15  # elements from which the native batch norm is faster
+ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn.SiLU: "silu"}
+
+
+@dataclass(frozen=True)
+class KernelPattern:
+    """Which modules a kernel computes, on which CPUs, and the layer that calls it.
+
+    `match` returns how many modules at the start of a chain the kernel computes, judging by their settings. `supports`
+    checks the first of them for this CPU, if the kernel is available. `replace` becomes its class.
+    """
+
+    load: Callable[[], Kernel | Unavailable]
+    match: Callable[[Sequence[nn.Module]], int]
+    supports: Callable[[nn.Module], bool]
+    replace: type[nn.Module]
 
 
 @runtime_checkable
-class Blocks(Protocol):
-    """A model made of named blocks, of which neighbors can be computed together."""
+class HasBlockGroups(Protocol):
+    """A model that applies groups of modules in order."""
 
     @property
-    def blocks(self) -> dict[str, nn.Module]:
-        """The blocks by name, in order."""
+    def block_groups(self) -> Sequence[Mapping[str, nn.Module]]:
+        """The groups in order, modules by name."""
 
-    def merge(self, names: Sequence[str], operation: Callable[[Sequence[nn.Module], Tensor], Tensor | None]) -> None:
-        """Apply neighboring blocks together."""
+
+class ConvPoolReLU(FusingLayer, nn.Conv2d):
+    """A convolution that can compute the 2x2 max-pool and ReLU after it."""
+
+    replaces: ClassVar[type[nn.Module]] = nn.Conv2d
+
+    def fuse(self, following: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
+        if not _match_conv_pool_relu((self, *following)) or any(map(has_hooks, (self, *following[:2]))):
+            return None
+        geometry = Geometry(_as_pair(self.padding), bool(following[0].ceil_mode))
+        if not conv_pool.can_run(x, self.weight, geometry) or _is_traced():
+            return None
+        return conv_pool_relu(x, self.weight, self.bias, geometry), 2
+
+
+class NativeBatchNorm2d(FusingLayer, BatchNorm2d):
+    """A batch norm that can compute the ReLU or SiLU after it, in training."""
+
+    replaces: ClassVar[type[nn.Module]] = BatchNorm2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._run_native(x, "none") if self._can_run(x) else super().forward(x)
+
+    def fuse(self, following: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
+        activation = ACTIVATIONS.get(type(following[0])) if following else None
+        if activation is None or not self._can_run(x) or any(map(has_hooks, (self, following[0]))):
+            return None
+        return self._run_native(x, activation), 1
+
+    def _can_run(self, x: Tensor) -> bool:
+        return (
+            self.training
+            and self._span is None
+            and x.numel() >= MIN_NORM_ELEMENTS
+            and batch_norm.can_run(x, self.weight)
+        )
+
+    def _run_native(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
+        out, statistics = batch_norm.normalize(x, self.weight, self.bias, self.eps, activation)
+        self._add_statistics(x, statistics, 1.0)
+        return out
 
 
 class WinogradConv2d(nn.Conv2d):
-    """A 3x3 convolution that saves multiplications on images of a size for which that pays."""
+    """A 3x3 convolution that saves multiplications on images large enough."""
+
+    replaces: ClassVar[type[nn.Module]] = nn.Conv2d
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
-        if not winograd.suits_image(x):
+        if not winograd.can_run(x):
             return functional.conv2d(x, self.weight, self.bias, padding=1)
         return _add_bias(winograd.convolve(x, self.weight), self.bias)
 
-    @staticmethod
-    def replaces(conv: nn.Conv2d) -> bool:
-        """Whether it is one that this computes."""
-        return (
-            (conv.kernel_size, conv.stride, conv.groups) == ((3, 3), (1, 1), 1)
-            and conv.padding in ((1, 1), "same")
-            and winograd.suits_channels(conv.in_channels, conv.out_channels)
-        )
-
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A convolution with one filter for each channel, whose gradients take fewer walks over memory."""
+    """A convolution with one filter for each channel."""
+
+    replaces: ClassVar[type[nn.Module]] = nn.Conv2d
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
-        if not are_plain(x, self.weight):
+        if not depthwise.can_run(x, self.weight):
             return super().forward(x)
         return _add_bias(depthwise.convolve(x, self.weight, self.stride[0]), self.bias)
 
-    @staticmethod
-    def replaces(conv: nn.Conv2d) -> bool:
-        """Whether it is one that this computes."""
-        (side, width), (stride, across) = conv.kernel_size, as_pair(conv.stride)
-        return (
-            conv.groups == conv.in_channels == conv.out_channels
-            and (side, stride) == (width, across)
-            and conv.padding == (side // 2, side // 2)
-            and depthwise.suits(conv.in_channels, side, stride)
-        )
+
+class ChainSequential(nn.Sequential):
+    """A container that lets its layers fuse."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return run_chain(list(self), x)
 
 
-def use_native_layers(network: nn.Module) -> list[str]:
-    """Let native code compute what it can of a network, forward and backward; returns the names of those layers.
-
-    Layers are replaced by ones that share their parameters.
-    """
-    fused = fuse_conv_pool_relu(network) + use_native_norms(network)
-    found = {name: kind for name, module in network.named_modules() if (kind := _native_class(module))}
-    for name, kind in found.items():
-        parent, _, last = name.rpartition(".")
-        owner = network.get_submodule(parent)
-        setattr(owner, last, _replace(getattr(owner, last), kind))
-    return fused + list(found)
-
-
-def _native_class(module: nn.Module) -> type[nn.Conv2d] | None:
-    """The native layer that computes what a module does."""
-    if type(module) is not nn.Conv2d or module.dilation != (1, 1) or module.padding_mode != "zeros":
-        return None
-    return next((kind for kind in (WinogradConv2d, DepthwiseConv2d) if kind.replaces(module)), None)
+def use_native_layers(model: nn.Module) -> list[str]:
+    """Replace layers that native kernels compute, forward and backward. Returns the names of all modules computed."""
+    native: list[str] = []
+    for names, modules in list(_chains(model)):
+        position = 0
+        while position < len(modules):
+            count = _replace(modules[position:])
+            native += names[position : position + count]
+            position += count or 1
+    for module in model.modules():
+        if type(module) is nn.Sequential and any(isinstance(child, FusingLayer) for child in module):
+            module.__class__ = ChainSequential
+    return native
 
 
-def _replace(conv: nn.Conv2d, kind: type[nn.Conv2d]) -> nn.Conv2d:
-    channels, has_bias = (conv.in_channels, conv.out_channels), conv.bias is not None
-    options = {"stride": conv.stride, "padding": conv.padding, "groups": conv.groups, "bias": has_bias}
-    made = kind(*channels, conv.kernel_size, **options, device="meta")  # type: ignore[arg-type]
-    made.weight, made.bias = conv.weight, conv.bias
-    return made.train(conv.training)
+def explain_missing(model: nn.Module) -> str | None:
+    """Return why kernels that match layers of a model are unavailable; None if none is missing."""
+    kernels = (
+        pattern.load()
+        for _, modules in _chains(model)
+        for position in range(len(modules))
+        for pattern in PATTERNS
+        if pattern.match(modules[position:])
+    )
+    reasons = dict.fromkeys(kernel.reason for kernel in kernels if isinstance(kernel, Unavailable))
+    return "; ".join(reasons) or None
 
 
-def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
-    return out if bias is None else out + bias[:, None, None]
+def _chains(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
+    """Yield names and modules that run one after the other; every module of a model once."""
+    chained: set[nn.Module] = set()
+    for path, module in model.named_modules():
+        if module not in chained:
+            yield [path], [module]
+        groups: Sequence[Mapping[str, nn.Module]] = ()
+        if isinstance(module, nn.Sequential):
+            groups = [dict(module.named_children())]
+        elif isinstance(module, HasBlockGroups):
+            groups = module.block_groups
+        for group in groups:
+            chained.update(group.values())
+            yield [f"{path}.{name}".lstrip(".").replace("/", ".") for name in group], list(group.values())
 
 
-def fuse_conv_pool_relu(network: nn.Module) -> list[str]:
-    """Let native code do every convolution with pool and ReLU that it can; returns the names of their blocks."""
-    if not isinstance(network, Blocks):
-        return []
-    trios = find_conv_pool_relu(network.blocks)
-    if not trios or conv_pool.load() is None:
-        return []
-    for trio in trios:
-        network.merge(trio, _run_fused)
-    return [name for trio in trios for name in trio]
+def _replace(modules: Sequence[nn.Module]) -> int:
+    """Apply the first pattern that matches the start of a chain. Returns how many modules its kernel computes."""
+    for pattern in PATTERNS:
+        count = pattern.match(modules)
+        if count and isinstance(pattern.load(), Kernel) and pattern.supports(modules[0]):
+            modules[0].__class__ = pattern.replace
+            return count
+    return 0
 
 
-def use_native_norms(network: nn.Module) -> list[str]:
-    """Let native code normalize in training; returns the names of the norms."""
-    norms = {name: module for name, module in network.named_modules() if isinstance(module, BatchNorm2d)}
-    if not norms or batch_norm.load() is None:
-        return []
-    for norm in norms.values():
-        norm.native = True
-    return list(norms)
+def _match_conv_pool_relu(modules: Sequence[nn.Module]) -> int:
+    if len(modules) < 3:
+        return 0
+    conv, pool, activation = modules[:3]
+    matches = (
+        _is_plain_conv(conv, ConvPoolReLU)
+        and conv.stride == (1, 1)
+        and conv.groups == 1
+        and not isinstance(conv.padding, str)
+        and _is_2x2_pool(pool)
+        and type(activation) is nn.ReLU
+    )
+    return 3 if matches else 0
 
 
-def _run_fused(blocks: Sequence[nn.Module], x: Tensor) -> Tensor | None:
-    conv, pool, _ = blocks
-    assert isinstance(conv, nn.Conv2d) and isinstance(pool, nn.MaxPool2d), "blocks were looked at before"
-    geometry = Geometry(as_pair(conv.padding), pool.ceil_mode)
-    if not conv_pool.can_run(x, conv.weight, geometry) or _is_traced():
-        return None
-    return conv_pool_relu(x, conv.weight, conv.bias, geometry)
+def _match_batch_norm(modules: Sequence[nn.Module]) -> int:
+    return int(type(modules[0]) in (BatchNorm2d, NativeBatchNorm2d))
+
+
+def _match_3x3(modules: Sequence[nn.Module]) -> int:
+    conv = modules[0]
+    return int(
+        _is_plain_conv(conv, WinogradConv2d)
+        and (conv.kernel_size, conv.stride, conv.groups) == ((3, 3), (1, 1), 1)
+        and conv.padding in ((1, 1), "same")
+    )
+
+
+def _match_depthwise(modules: Sequence[nn.Module]) -> int:
+    conv = modules[0]
+    if not _is_plain_conv(conv, DepthwiseConv2d):
+        return 0
+    (height, width), (stride, across) = conv.kernel_size, _as_pair(conv.stride)
+    return int(
+        conv.groups == conv.in_channels == conv.out_channels
+        and (height, stride) == (width, across)
+        and conv.padding == (height // 2, height // 2)
+    )
+
+
+def _is_plain_conv(module: nn.Module, native: type[nn.Module]) -> TypeGuard[nn.Conv2d]:
+    return (
+        isinstance(module, nn.Conv2d)
+        and type(module) in (nn.Conv2d, native)
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+    )
+
+
+def _is_2x2_pool(pool: nn.Module) -> bool:
+    return (
+        type(pool) is nn.MaxPool2d
+        and _as_pair(pool.kernel_size) == _as_pair(pool.stride) == (2, 2)
+        and _as_pair(pool.padding) == (0, 0)
+        and _as_pair(pool.dilation) == (1, 1)
+        and not pool.return_indices
+    )
+
+
+def _as_pair(value: object) -> tuple[int, int]:
+    """Return height and width of a setting that may be one number for both."""
+    if isinstance(value, int):
+        return value, value
+    assert isinstance(value, tuple) and len(value) == 2, "settings of torch's layers are numbers or pairs"
+    return value
 
 
 def _is_traced() -> bool:
-    """Whether operations are recorded, or computed in another format, as they pass."""
+    """Check whether operations are recorded or computed in another format."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -153,47 +254,23 @@ def _is_traced() -> bool:
     )
 
 
-ConvPoolReLU = tuple[str, str, str]
+def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else out + bias[:, None, None]
 
 
-def find_conv_pool_relu(blocks: Mapping[str, nn.Module]) -> list[ConvPoolReLU]:
-    """The names of such blocks, in order."""
-    names = list(blocks)
-    return [
-        trio
-        for trio in zip(names, names[1:], names[2:], strict=False)
-        if _is_conv_pool_relu(*(blocks[name] for name in trio))
-    ]
+def _supports_3x3(conv: nn.Module) -> bool:
+    assert isinstance(conv, nn.Conv2d), "matched"
+    return winograd.supports(conv.in_channels, conv.out_channels)
 
 
-def as_pair(value: object) -> tuple[int, int]:
-    """Height and width of a layer's setting that may be one number for both."""
-    if isinstance(value, int):
-        return value, value
-    assert isinstance(value, tuple) and len(value) == 2, "settings of torch's layers are numbers or pairs"
-    return value
+def _supports_depthwise(conv: nn.Module) -> bool:
+    assert isinstance(conv, nn.Conv2d), "matched"
+    return depthwise.supports(conv.in_channels, conv.kernel_size[0], conv.stride[0])
 
 
-def _is_conv_pool_relu(conv: nn.Module, pool: nn.Module, act: nn.Module) -> bool:
-    return _is_plain_convolution(conv) and _is_2x2_pool(pool) and type(act) is nn.ReLU
-
-
-def _is_plain_convolution(conv: nn.Module) -> bool:
-    return (
-        isinstance(conv, nn.Conv2d)
-        and conv.stride == (1, 1)
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-        and conv.padding_mode == "zeros"
-        and not isinstance(conv.padding, str)
-    )
-
-
-def _is_2x2_pool(pool: nn.Module) -> bool:
-    return (
-        type(pool) is nn.MaxPool2d
-        and as_pair(pool.kernel_size) == as_pair(pool.stride) == (2, 2)
-        and as_pair(pool.padding) == (0, 0)
-        and as_pair(pool.dilation) == (1, 1)
-        and not pool.return_indices
-    )
+PATTERNS = (
+    KernelPattern(conv_pool.load, _match_conv_pool_relu, lambda conv: True, ConvPoolReLU),
+    KernelPattern(batch_norm.load, _match_batch_norm, lambda norm: True, NativeBatchNorm2d),
+    KernelPattern(winograd.load, _match_3x3, _supports_3x3, WinogradConv2d),
+    KernelPattern(depthwise.load, _match_depthwise, _supports_depthwise, DepthwiseConv2d),
+)

@@ -1,5 +1,4 @@
-"""Networks as ordered lists of named blocks, their initial weights, and the randomness inside them.
+"""Models as ordered lists of named blocks, the registry that finds them by name, and their summaries and timings.
 
-What lives here: architectures, the registry that finds them by name, keyed initialization and keyed dropout. What does
-not: loading weights from files, moving a network to a device, number formats and the splitting over devices.
+Layers and initialization are in `layers`; loading weights, devices, number formats and distribution are elsewhere.
 """

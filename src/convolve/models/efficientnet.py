@@ -245,7 +245,7 @@ def _named(name: str, size: Size) -> ModelSpec:
         summary,
         input_shape=(3, size.side, size.side),
         classes=10 if size.small else 1000,
-        settled=("model_size",),
+        fixed_options=("model_size",),
     )
 
 

@@ -24,6 +24,8 @@ from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
 KERNEL = 5
+# The activation follows the pool, so the three are one unit.
+CONV_POOL_RELU = (("conv1", "pool1", "act1"), ("conv2", "pool2", "act2"))
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,19 @@ MODELS = {
         LENET5.blocks,
         PerLayerInit(conv=fan_in_uniform, linear=fan_in_uniform, bias=fan_in_uniform),
         "LeNet-5 with ReLU and max-pool",
+        block_groups=CONV_POOL_RELU,
     ),
     "lenet-bn": ModelSpec(
         LENET_BN.blocks,
         PerLayerInit(conv=kaiming_normal, linear=glorot_uniform, bias=zeros),
         "20 and 50 channels with one batch norm, no hidden dense layer (Paddle)",
+        block_groups=CONV_POOL_RELU,
     ),
     "cnn-wide": ModelSpec(
         CNN_WIDE.blocks,
         PerLayerInit(conv=glorot_uniform, linear=glorot_uniform, bias=zeros),
         "32 and 32 channels, 1024 hidden units with dropout (Ascend, TensorFlow 2)",
+        block_groups=CONV_POOL_RELU,
     ),
     "lenet-sigmoid": ModelSpec(
         LENET_SIGMOID.blocks,

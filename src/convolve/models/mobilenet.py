@@ -210,7 +210,12 @@ MODELS = {
     ),
     **{
         f"mobilenet-{size}": ModelSpec(
-            assemble, INIT_RULE, f"MobileNet {size}", input_shape=(3, 224, 224), classes=1000, settled=("model_size",)
+            assemble,
+            INIT_RULE,
+            f"MobileNet {size}",
+            input_shape=(3, 224, 224),
+            classes=1000,
+            fixed_options=("model_size",),
         )
         for size, assemble in ASSEMBLIES.items()
     },

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from convolve.config.model_options import FAMILIES, Family
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
-from convolve.layers.batch_norm import normalize_and_activate
 from convolve.layers.blocks import PaddedShortcut
+from convolve.layers.chain import run_chain
 from convolve.layers.init import PerLayerInit, fan_in_uniform, kaiming_normal_fan_out
 from convolve.layers.norm import NormFactory
 from convolve.models.spec import BuildArgs, ModelSpec
@@ -99,9 +99,7 @@ class BasicBlock(Residual):
 
     def branch(self, x: Tensor) -> Tensor:
         """conv, norm, relu, conv, norm."""
-        x = normalize_and_activate(self.bn1, self.relu, self.conv1(x))
-        out: Tensor = self.bn2(self.conv2(x))
-        return out
+        return run_chain((self.conv1, self.bn1, self.relu, self.conv2, self.bn2), x)
 
 
 class Bottleneck(Residual):
@@ -122,10 +120,8 @@ class Bottleneck(Residual):
 
     def branch(self, x: Tensor) -> Tensor:
         """Three convolutions with norms, ReLU between them."""
-        x = normalize_and_activate(self.bn1, self.relu, self.conv1(x))
-        x = normalize_and_activate(self.bn2, self.relu, self.conv2(x))
-        out: Tensor = self.bn3(self.conv3(x))
-        return out
+        first, second = (self.conv1, self.bn1, self.relu), (self.conv2, self.bn2, self.relu)
+        return run_chain((*first, *second, self.conv3, self.bn3), x)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -254,7 +250,7 @@ def _named(plan: ResNetLayout, family: Family, summary: str, fixed: dict[str, in
         summary,
         input_shape=shape,
         classes=classes,
-        settled=("model_size", *(fixed or ())),
+        fixed_options=("model_size", *(fixed or ())),
     )
 
 

@@ -1,7 +1,7 @@
-"""What a name in the registry stands for.
+"""The specification of a model in the registry.
 
-An architecture is made on torch's meta device first, where it costs no memory and draws no random numbers, and is
-filled afterwards; a stage of a pipeline can therefore take its own blocks and never hold the others.
+A model is built on torch's meta device first, without memory and random numbers, and materialized afterwards. With more
+than one pipeline stage, every process still builds the whole model and then keeps its blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,28 +27,30 @@ class BuildArgs:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How the blocks of a network are made, and how they are filled.
+    """How to build and initialize a model.
 
-    `input_shape` and `classes` hold where no data set says otherwise; `settled` are the options that its name has
-    decided already; `resolve` checks a family's size, and tells its network where the options alone decide that. A
-    package that offers an architecture under the entry-point group `convolve.models` has it in every command.
+    `input_shape` and `classes` are defaults for use without a data set. `fixed_options` are the options that the name
+    determines. `block_groups` are runs of consecutive blocks that form one unit: no pipeline stage starts inside one.
+    `resolve` checks the size of a family, and returns the name of the model if the options alone determine it. A
+    package that provides a spec in the entry-point group `convolve.models` adds its model to every command.
     """
 
     blocks: Callable[[BuildArgs], Mapping[str, nn.Module]]
-    rule: InitRule
+    init: InitRule
     summary: str
     input_shape: Shape = (1, 28, 28)
     classes: int = 10
-    settled: tuple[str, ...] = ()
+    fixed_options: tuple[str, ...] = ()
+    block_groups: tuple[tuple[str, ...], ...] = ()
     resolve: Callable[[ModelConfig], str | None] | None = None
 
-    def sketch(self, order: BuildArgs) -> Network:
-        """The network on the meta device: all names and shapes, no values."""
+    def build_meta(self, args: BuildArgs) -> Network:
+        """Build the model on the meta device: all names and shapes, no values."""
         with torch.device("meta"):
-            return Network(self.blocks(order), input_shape=order.input_shape)
+            return Network(self.blocks(args), input_shape=args.input_shape, block_groups=self.block_groups)
 
-    def fill(self, network: Network, seed: int) -> Network:
-        """Give a sketch, or a network of some of its blocks, memory on the CPU and its initial values."""
+    def materialize(self, network: Network, seed: int) -> Network:
+        """Allocate a model on the CPU, whole or some of its blocks, and initialize it."""
         network.to_empty(device="cpu")
-        initialize(network, seed, self.rule)
+        initialize(network, seed, self.init)
         return network

@@ -142,7 +142,8 @@ _KINDS: dict[type[nn.Module], Callable[[Any], str]] = {
 
 def name_kind(block: nn.Module) -> str:
     """What a block is, in a word or two; a block of several layers goes by its class name."""
-    return _KINDS.get(type(block), lambda other: type(other).__name__)(block)
+    kind: type[nn.Module] = getattr(block, "replaces", type(block))  # of a native layer, the class it replaces
+    return _KINDS.get(kind, lambda _: kind.__name__)(block)
 
 
 _WIDTH = 440

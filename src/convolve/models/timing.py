@@ -14,10 +14,11 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from convolve import rng
+from convolve.layers.chain import FusingLayer, run_chain
 from convolve.models.network import Network
 
 MIN_PASSES = 3
@@ -60,13 +61,13 @@ def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
 def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     """Forward and backward seconds of each block in one pass."""
     x = torch.rand(samples, *network.input_shape).contiguous(memory_format=torch.channels_last)
-    passes, arrived = network.passes(), dict[str, float]()
+    passes, arrived = _find_passes(network), dict[str, float]()
     began = [time.perf_counter()]
-    for names, run in passes.items():
+    for name, modules in passes.items():
         if x.requires_grad:
-            x.register_hook(partial(_record, arrived, names[0]))  # type: ignore[no-untyped-call]
+            x.register_hook(partial(_record, arrived, name))  # type: ignore[no-untyped-call]
         with rng.at(seed=0, step=0, first=0):
-            x = run(x)
+            x = run_chain(modules, x)
         began.append(time.perf_counter())
     loss = functional.cross_entropy(x, torch.zeros(samples, dtype=torch.int64))
     turned = time.perf_counter()
@@ -74,10 +75,22 @@ def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     torch.autograd.backward(loss)
     ended = time.perf_counter()
     forward = [after - before for before, after in zip(began, began[1:], strict=False)]
-    backward = _spans([names[0] for names in passes], arrived, (turned, ended))
+    backward = _spans(list(passes), arrived, (turned, ended))
     nothing = (0.0, 0.0)
-    found = {names[0]: times for names, times in zip(passes, zip(forward, backward, strict=True), strict=True)}
+    found = dict(zip(passes, zip(forward, backward, strict=True), strict=True))
     return [found.get(name, nothing) for name in network.blocks]
+
+
+def _find_passes(network: Network) -> dict[str, list[nn.Module]]:
+    """Return what is timed together, by the first name: a group with a fusing layer, or one block."""
+    passes: dict[str, list[nn.Module]] = {}
+    for group in network.block_groups:
+        first, modules = next(iter(group)), list(group.values())
+        if isinstance(modules[0], FusingLayer):
+            passes[first] = modules
+        else:
+            passes |= {name: [module] for name, module in group.items()}
+    return passes
 
 
 def _record(arrived: dict[str, float], name: str, gradient: Tensor) -> None:

@@ -15,8 +15,7 @@ from convolve.config import Config
 from convolve.config.training import PrecisionConfig
 from convolve.errors import DeviceError
 from convolve.kernels import rounding
-from convolve.kernels.binding import explain_absence
-from convolve.layers.native import use_native_layers
+from convolve.layers.native import explain_missing, use_native_layers
 from convolve.numerics.emulator import Observer
 from convolve.numerics.execution import AutocastExecution, EmulatedExecution, Execution, PlainExecution
 from convolve.numerics.formats import FP32
@@ -136,8 +135,8 @@ def apply_kernels(config: Config, model: nn.Module, choice: NumericsChoice | Non
     return use_native_layers(model)
 
 
-def why_no_kernels(config: Config, choice: NumericsChoice, target: torch.device) -> str | None:
+def why_no_kernels(config: Config, model: nn.Module, choice: NumericsChoice, target: torch.device) -> str | None:
     """Return why native kernels are unavailable, or None if they are available or could not be used anyway."""
     if config.run.kernels == "torch" or choice.execution != "plain" or target.type != "cpu":
         return None
-    return explain_absence()
+    return explain_missing(model)

@@ -48,7 +48,7 @@ def list_blocks(config: Config) -> tuple[BlockCost, ...]:
 def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[BlockCost, ...]:
     network = build_options_on_meta(options, classes, shape)
     rows = summarize(options.model, network).rows
-    seams = set(network.seams)
+    split_points = set(network.split_points)
     inputs = [network.input_shape, *(row.shape for row in rows)]
     trained = [
         sum(weight.numel() for weight in block.parameters() if weight.requires_grad)
@@ -62,7 +62,7 @@ def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Bloc
             multiply_adds=row.multiply_adds,
             input_values=prod(shape),
             kept_values=row.activation_bytes // FLOAT32_BYTES,
-            seam=row.name in seams,
+            seam=row.name in split_points,
         )
         for row, shape, learns in zip(rows, inputs, trained, strict=False)
     )
@@ -107,7 +107,7 @@ def calculate_costs(config: Config, blocks: Sequence[BlockCost], flops: float) -
 def measure_costs(config: Config, network: Network, threads: int) -> Costs:
     """Times of this CPU in fp32, with so many threads, for a second or two."""
     samples = config.optim.batch_size
-    filled = registry.find(config.model.model).fill(network, config.run.seed)
+    filled = registry.find(config.model.model).materialize(network, config.run.seed)
     filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     apply_kernels(config, filled)
     optimizer = build_optimizer(filled, config.settled_optim())

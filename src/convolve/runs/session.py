@@ -213,7 +213,7 @@ class Session:
         choice = self.numerics.choice
         if choice.execution != "plain":
             self.console.info(f"numerics {choice}")
-        if missing := why_no_kernels(self.config, choice, self.data.device):
+        if missing := why_no_kernels(self.config, self.state.model, choice, self.data.device):
             self.console.info(f"native kernels unavailable ({missing}); using PyTorch's, which are slower")
 
     def _test_result(self, event: StepEvent | None) -> EvalResult | None:

@@ -9,6 +9,7 @@ from convolve.distributed.partition import choose_splits, group_blocks, resolve_
 from convolve.distributed.topology import Topology
 from convolve.engine.build import build_on_meta
 from convolve.errors import ConfigError
+from convolve.models.network import recompute, subnetwork
 
 
 def layouts():
@@ -28,7 +29,7 @@ def test_every_rank_of_a_shipped_config_has_its_blocks(name):
     stages = group_blocks(
         network, choose_splits(network, config, SingleProcess()) if config.parallel.shards > 1 else []
     )
-    parts = [network.part(blocks, network.input_shape) for blocks in stages]
+    parts = [subnetwork(network, blocks, network.input_shape) for blocks in stages]
     world = config.parallel.replicas * config.parallel.shards
     held = [
         set(parts[Topology(config.parallel.replicas, config.parallel.shards, rank).stage].state_dict())
@@ -39,7 +40,7 @@ def test_every_rank_of_a_shipped_config_has_its_blocks(name):
     assert sum(map(len, first)) == len(network.state_dict())
     assert held == first * config.parallel.replicas
     if config.parallel.enable_recomputation:
-        network.recompute(config.parallel.recompute_checkpoints)
+        recompute(network, config.parallel.recompute_checkpoints)
 
 
 def test_more_stages_than_split_points_are_rejected():
@@ -51,7 +52,7 @@ def test_more_stages_than_split_points_are_rejected():
 def test_a_pattern_that_fits_no_block_is_named():
     config = resolve("resnet20-cifar10", None, {}).config
     with pytest.raises(ConfigError, match=r"recompute-checkpoints=layer9\*: no block fits it"):
-        build_on_meta(config).recompute(["layer1/*", "layer9*"])
+        recompute(build_on_meta(config), ["layer1/*", "layer9*"])
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from torch.nn import functional
 
 from convolve.kernels import batch_norm
 from convolve.kernels.batch_norm import ACTIVATIONS, normalize
-from convolve.layers.batch_norm import MIN_NATIVE_ELEMENTS, BatchNorm2d
+from convolve.kernels.build import Unavailable
+from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.native import MIN_NORM_ELEMENTS, use_native_layers
 
-pytestmark = pytest.mark.skipif(batch_norm.load() is None, reason="no native code on this machine")
+pytestmark = pytest.mark.skipif(isinstance(batch_norm.load(), Unavailable), reason="no native code on this machine")
 
 EPS = 1e-5
 
@@ -169,9 +171,9 @@ def test_what_it_cannot_run_is_refused_before_any_memory_is_touched():
 
 def test_a_layer_in_native_code_leaves_the_same_statistics_behind():
     x = draw((16, 12, 16, 16))[0]
-    assert x.numel() >= MIN_NATIVE_ELEMENTS
+    assert x.numel() >= MIN_NORM_ELEMENTS
     norms = [BatchNorm2d(12).train(), BatchNorm2d(12).train()]
-    norms[1].native = True
+    use_native_layers(norms[1])
     outputs = [norm(x) for norm in norms]
     assert "_BatchNorm" in type(outputs[1].grad_fn).__name__ and distance(outputs[1], outputs[0]) < 1e-5
     for norm in norms:
@@ -182,7 +184,7 @@ def test_a_layer_in_native_code_leaves_the_same_statistics_behind():
 
 def test_a_layer_leaves_small_inputs_spans_and_evaluation_to_torch():
     norm = BatchNorm2d(4).train()
-    norm.native = True
+    use_native_layers(norm)
     assert "Native" in type(norm(torch.randn(2, 4, 3, 3)).grad_fn).__name__
     norm.join(1, lambda values: values)
     assert "_BatchNorm" not in type(norm(draw((64, 4, 16, 16))[0]).grad_fn).__name__

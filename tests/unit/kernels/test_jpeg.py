@@ -20,9 +20,9 @@ ROOM = 1 << 20
 
 @pytest.fixture(autouse=True)
 def compiler():
-    library = build.load("convolve.kernels.csrc", "jpeg.c")
-    if isinstance(library, str):
-        pytest.skip(library)
+    library = build.load("jpeg.c")
+    if isinstance(library, build.Unavailable):
+        pytest.skip(library.reason)
 
 
 def encode(size=(40, 56), mode="RGB", **options) -> bytes:

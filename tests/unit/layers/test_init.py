@@ -93,7 +93,7 @@ def test_a_stage_fills_its_blocks_with_the_bits_of_the_whole() -> None:
     sketch = registry.build_meta("lenet-bn", classes=10, input_shape=MNIST, options=ModelConfig())
     names = ["fc1", "conv2", "bn1"]
     stage = Network({name: sketch.blocks[name] for name in names}, input_shape=(20, 12, 12))
-    part = registry.find("lenet-bn").fill(stage, seed=1).state_dict()
+    part = registry.find("lenet-bn").materialize(stage, seed=1).state_dict()
     assert len(part) == 9
     assert all(torch.equal(part[key], whole[key]) for key in part)
 

@@ -23,12 +23,12 @@ class Recorder(SilentConsole):
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    monkeypatch.setattr(select, "explain_absence", lambda: "no C compiler")
+    monkeypatch.setattr(select, "explain_missing", lambda model: "no C compiler")
 
 
 def explain(where=CPU, **options):
     config = make_config({**TINY, **options})
-    return select.why_no_kernels(config, select_numerics(config.precision, CPU), where)
+    return select.why_no_kernels(config, torch.nn.Identity(), select_numerics(config.precision, CPU), where)
 
 
 def test_a_run_prints_why_it_has_no_native_layers(no_compiler, tmp_path):

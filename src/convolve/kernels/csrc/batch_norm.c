@@ -1,47 +1,52 @@
-/* Batch norm in training, with an activation behind it if asked for, and its gradients; float32, channels last.
+/* Batch norm in training, optionally followed by an activation, and its gradients; float32, channels last.
  *
  * The arithmetic, for the n values x of one channel, with weight w and bias b:
  *
  *     mean = sum(x) / n      variance = sum((x - mean)^2) / n      r = 1 / sqrt(variance + epsilon)
  *     y = (x - mean) w r + b,  then the activation
  *
- * and for a gradient g of y, as the activation lets it through (y is computed again for that, nothing is kept):
+ * and for a gradient g of y, after the activation's backward pass (which recomputes y; nothing is saved):
  *
  *     db = sum(g)      dw = r sum(g (x - mean))      dx = w r (g - db / n - (x - mean) r dw / n)
  *
- * Squares are taken about the first value of the channel, which is near its mean if anything is: nothing cancels.
+ * Mean and variance are computed in one pass, from d = x - x0 with the first value x0 of the channel:
  *
- * Memory is seen as rows of channels. Some rows make a line, so many that a line is a whole number of vectors; each
- * vector of a line then has the same channels in all lines. Sums run in float over a block of lines, in double over the
- * blocks of a group, then over the groups in their order. Groups follow from the number of rows, so results do not
- * depend on the number of threads.
+ *     mean = x0 + sum(d) / n      variance = sum(d^2) / n - (sum(d) / n)^2
+ *
+ * The difference cancels digits only if x0 is far from the mean: its relative error grows with (x0 - mean)^2 /
+ * variance.
+ *
+ * Memory is treated as rows of channels. A line is as many rows as make a whole number of vectors, so each vector of a
+ * line has the same channels in all lines. Sums are float over a block of lines, double over the blocks of a group,
+ * then over the groups in order. The number of groups depends on the number of rows only, so results do not depend on
+ * the number of threads.
  */
 #include "activations.h"
 
 #include <math.h>
 
-#define BLOCK_FLOATS 4096 /* of each tensor: a block stays in the first cache while its vectors are walked down */
-#define GROUP_ROWS 64     /* of a group, at least */
-#define GROUPS 16         /* at most */
+#define BLOCK_FLOATS 4096 /* of each tensor: a block stays in the L1 cache while its vectors are summed */
+#define GROUP_ROWS 64     /* per group, minimum */
+#define GROUPS 16         /* maximum */
 
-/* Rows, channels; rows of a line; whole lines. */
+/* Rows, channels; rows per line; whole lines. */
 typedef struct {
     int64_t rows, c, per_line, lines;
 } shape;
 
-/* `center`, `scale` and `shift` hold values for a whole line; `sums` two lines of doubles for each group. */
+/* `center`, `scale` and `shift` contain a whole line; `sums` two lines of doubles for each group. */
 typedef struct {
     shape s;
     int activation;
     const float *x, *g;
     float *out, *center, *scale, *shift, *along;
     double *sums;
-    crew crew;
+    omp_team team;
 } job;
 
 INLINE int64_t width_of(const shape *s) { return s->per_line * s->c; }
 INLINE int has_rest(const shape *s) { return s->lines * s->per_line < s->rows; }
-INLINE int64_t groups_of(const shape *s) { return least(GROUPS, over(s->rows, GROUP_ROWS)); }
+INLINE int64_t groups_of(const shape *s) { return min(GROUPS, ceil_div(s->rows, GROUP_ROWS)); }
 
 static shape shape_of(int64_t rows, int64_t c) {
     int64_t per_line = 1;
@@ -49,21 +54,21 @@ static shape shape_of(int64_t rows, int64_t c) {
     return (shape){rows, c, per_line, rows / per_line};
 }
 
-/* Torch's threads, where there is work for more than one. */
-static crew crew_of(const shape *s, int threads, parallel_fn parallel) {
-    return (crew){s->rows * s->c > 4 * BLOCK_FLOATS ? threads : 1, parallel};
+/* Use torch's threads if there is enough work for more than one. */
+static omp_team team_of(const shape *s, int threads, parallel_fn parallel) {
+    return (omp_team){s->rows * s->c > 4 * BLOCK_FLOATS ? threads : 1, parallel};
 }
 
-/* The values of all channels, as often as a line has rows. */
-static void spread(const shape *s, const float *values, float *line) {
+/* Repeat the values of all channels for each row of a line. */
+static void tile_channels(const shape *s, const float *values, float *line) {
     for (int64_t i = 0; i < s->per_line; i++) memcpy(line + i * s->c, values, 4 * s->c);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
 
-#define INPUT -1 /* beside the activations: no gradient */
+#define INPUT -1 /* next to the activations: sums of the input, no gradient */
 
-/* What is added up: of the input alone d and d^2, of a gradient g and g d, with d = x - center. */
+/* The summed terms: d and d^2 of the input, or g and g d of a gradient, with d = x - center. */
 INLINE void terms(const int kind, const job *work, int64_t at, int64_t v, vector *a, vector *b) {
     vector d = LOAD(work->x + at) - LOAD(work->center + v), g = d;
     if (kind != INPUT) g = let_through(kind, d * LOAD(work->scale + v) + LOAD(work->shift + v), LOAD(work->g + at));
@@ -71,7 +76,7 @@ INLINE void terms(const int kind, const job *work, int64_t at, int64_t v, vector
     *b += g * d;
 }
 
-/* One vector of the lines [first, end), added to the double sums of its place in a line. */
+/* Add one vector of the lines [first, end) to the double sums of its position in the line. */
 INLINE void add_vector(const int kind, const job *work, int64_t first, int64_t end, int64_t v, double *sums) {
     int64_t width = width_of(&work->s);
     vector a[2] = {{0}, {0}}, b[2] = {{0}, {0}};
@@ -90,10 +95,10 @@ INLINE void add_vector(const int kind, const job *work, int64_t first, int64_t e
 INLINE void add_lines(const int kind, const job *work, int64_t first, int64_t end, double *sums) {
     int64_t width = width_of(&work->s), block = BLOCK_FLOATS / width + 1;
     for (; first < end; first += block)
-        for (int64_t v = 0; v < width; v += LANES) add_vector(kind, work, first, least(first + block, end), v, sums);
+        for (int64_t v = 0; v < width; v += LANES) add_vector(kind, work, first, min(first + block, end), v, sums);
 }
 
-/* Rows that fill no line, in a line of their own, of three in `memory`; beyond them, nothing that adds to a sum. */
+/* Copy the rows after the last whole line into a padded line (one of three in `memory`); the padding adds 0 to sums. */
 static job rest_of(const job *work, float *memory) {
     int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
     float *x = memory, *g = x + width, *out = g + width;
@@ -121,11 +126,11 @@ static void add_rest(const job *work, double *sums) {
     add_lines_of(&rest, 0, 1, sums);
 }
 
-static void run_sums(void *given) {
-    job *work = given;
+static void run_sums(void *argument) {
+    job *work = argument;
     const shape *s = &work->s;
     int64_t groups = groups_of(s);
-    for (int64_t i; (i = take(&work->crew.next)) < groups;) {
+    for (int64_t i; (i = fetch_add(&work->team.next)) < groups;) {
         int64_t first = s->lines * i / groups, end = s->lines * (i + 1) / groups;
         double *sums = work->sums + 2 * i * width_of(s);
         memset(sums, 0, 16 * width_of(s));
@@ -134,7 +139,7 @@ static void run_sums(void *given) {
     }
 }
 
-/* The sums of each channel over all groups and the places that it has in a line: all first sums, then all second. */
+/* Sum each channel over all groups and its positions in a line: all first sums, then all second. */
 static void add_groups(job *work) {
     int64_t width = width_of(&work->s), c = work->s.c, groups = groups_of(&work->s);
     for (int64_t i = 1; i < groups; i++)
@@ -187,23 +192,23 @@ static void write_rest(const job *work) {
     memcpy(work->out + done, rest.out, 4 * left);
 }
 
-static void run_results(void *given) {
-    job *work = given;
-    int64_t lines = work->s.lines, block = 2 * BLOCK_FLOATS / width_of(&work->s) + 1, blocks = over(lines, block);
-    for (int64_t i; (i = take(&work->crew.next)) <= blocks;)
+static void run_results(void *argument) {
+    job *work = argument;
+    int64_t lines = work->s.lines, block = 2 * BLOCK_FLOATS / width_of(&work->s) + 1, blocks = ceil_div(lines, block);
+    for (int64_t i; (i = fetch_add(&work->team.next)) <= blocks;)
         if (i < blocks)
-            write_lines_of(work, i * block, least((i + 1) * block, lines));
+            write_lines_of(work, i * block, min((i + 1) * block, lines));
         else if (has_rest(&work->s))
             write_rest(work);
 }
 
-/* Room for the sums and five lines, in bytes. */
+/* Size of the sums and five lines, in bytes. */
 int64_t convolve_batch_norm_scratch(int64_t rows, int64_t c) {
     shape s = shape_of(rows, c);
     return (16 * groups_of(&s) + 4 * 5) * width_of(&s);
 }
 
-static void settle_in(job *work, char *scratch) {
+static void layout_scratch(job *work, char *scratch) {
     int64_t width = width_of(&work->s);
     work->sums = (double *)scratch;
     work->center = (float *)(scratch + 16 * groups_of(&work->s) * width);
@@ -212,46 +217,46 @@ static void settle_in(job *work, char *scratch) {
     work->along = work->shift + width;
 }
 
-/* Each channel's factor, and all constants spread over lines. */
+/* Compute each channel's scale, and tile all constants over a line. */
 static void place_constants(job *work, const float *mean, const float *r, const float *w, const float *b) {
     float scale[work->s.c];
     for (int64_t i = 0; i < work->s.c; i++) scale[i] = w[i] * r[i];
-    spread(&work->s, mean, work->center);
-    spread(&work->s, scale, work->scale);
-    spread(&work->s, b, work->shift);
+    tile_channels(&work->s, mean, work->center);
+    tile_channels(&work->s, scale, work->scale);
+    tile_channels(&work->s, b, work->shift);
 }
 
-/* `found` becomes the means, the unbiased variances and r, one after the other. */
+/* `stats` receives the means, the unbiased variances and r, one after the other. */
 int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, double epsilon, const float *x, const float *w,
-                                const float *b, float *y, float *found, char *scratch, int threads,
+                                const float *b, float *y, float *stats, char *scratch, int threads,
                                 parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .out = y};
-    work.crew = crew_of(&work.s, threads, parallel);
-    settle_in(&work, scratch);
-    spread(&work.s, x, work.center);
-    share(&work.crew, run_sums, &work);
+    work.team = team_of(&work.s, threads, parallel);
+    layout_scratch(&work, scratch);
+    tile_channels(&work.s, x, work.center);
+    run_on_team(&work.team, run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {
         double off = work.sums[i] / rows, variance = work.sums[width_of(&work.s) + i] / rows - off * off;
-        found[i] = (float)(x[i] + off);
-        found[c + i] = (float)(variance * rows / (rows > 1 ? rows - 1 : 1));
-        found[2 * c + i] = (float)(1 / sqrt(variance + epsilon));
+        stats[i] = (float)(x[i] + off);
+        stats[c + i] = (float)(variance * rows / (rows > 1 ? rows - 1 : 1));
+        stats[2 * c + i] = (float)(1 / sqrt(variance + epsilon));
     }
-    place_constants(&work, found, found + 2 * c, w, b);
-    share(&work.crew, run_results, &work);
+    place_constants(&work, stats, stats + 2 * c, w, b);
+    run_on_team(&work.team, run_results, &work);
     return 0;
 }
 
 int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const float *x, const float *g,
-                                 const float *w, const float *b, const float *found, float *dx, float *dw, float *db,
+                                 const float *w, const float *b, const float *stats, float *dx, float *dw, float *db,
                                  char *scratch, int threads, parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .g = g, .out = dx};
-    const float *r = found + 2 * c;
+    const float *r = stats + 2 * c;
     float along[c], plain[c];
-    work.crew = crew_of(&work.s, threads, parallel);
-    settle_in(&work, scratch);
-    place_constants(&work, found, r, w, b);
-    share(&work.crew, run_sums, &work);
+    work.team = team_of(&work.s, threads, parallel);
+    layout_scratch(&work, scratch);
+    place_constants(&work, stats, r, w, b);
+    run_on_team(&work.team, run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {
         double sum = work.sums[i], dot = work.sums[width_of(&work.s) + i] * r[i];
@@ -260,8 +265,8 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const 
         plain[i] = (float)(w[i] * r[i] * sum / rows);
         along[i] = (float)(w[i] * r[i] * r[i] * dot / rows);
     }
-    spread(&work.s, along, work.along);
-    spread(&work.s, plain, work.along + width_of(&work.s));
-    share(&work.crew, run_results, &work);
+    tile_channels(&work.s, along, work.along);
+    tile_channels(&work.s, plain, work.along + width_of(&work.s));
+    run_on_team(&work.team, run_results, &work);
     return 0;
 }

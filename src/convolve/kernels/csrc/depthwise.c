@@ -6,52 +6,51 @@
  *     dw[p][q] = sum of g[i][j] x[s i + p - e][s j + q - e]                      over all images and i, j
  *     dx[a][b] = sum of w[p][q] g[i][j]     over all that have s i + p - e = a and s j + q - e = b
  *
- * With stride 1, dx is the convolution of g with the filter turned by half a circle; with stride 2, each g is handed
- * out to the pixels that it came from.
+ * With stride 1, dx is the convolution of g with the filter rotated by 180 degrees; with stride 2, each g is scattered
+ * to the pixels that it came from.
  *
- * An image has few operations for each of its values, so what counts is how often memory is walked over. Of some
- * channels, so many as fill a line of the cache, the pixels of an image are copied to where they lie side by side among
- * zeros; all sums are made there.
+ * Each value takes few operations, so memory traffic dominates. The pixels of as many channels as fill a cache line are
+ * copied into contiguous zero-padded memory, and all sums are computed there.
  *
- * Results do not depend on the number of threads: sums for dw are made for groups of images that follow from the size
- * of the batch, then added up group by group. An image has the same y and dx in any batch.
+ * Results do not depend on the number of threads: dw is summed over groups of images whose number depends on the batch
+ * size only, then group by group. An image has the same y and dx in any batch.
  *
  * Channel counts are multiples of LANES, filters 3x3 or 5x5.
  */
 #include "simd.h"
 
-#define PIXEL (2 * LANES) /* floats of a pixel in a copy: two vectors, of which the last channels may use one */
-#define MOST_TAPS 25
-#define GROUPS 8  /* of images, at most */
-#define COLUMNS 3 /* of a result that are made together */
+#define PIXEL (2 * LANES) /* floats of a pixel in a copy: two vectors; the last channels may use one of them */
+#define MAX_TAPS 25
+#define GROUPS 8  /* of images, maximum */
+#define COLUMNS 3 /* of a result that are computed together */
 
-/* Images, their size and channels; the filter's side, the stride; size of the result. */
+/* Images, height, width, channels; filter size, stride; output height, width. */
 typedef struct {
     int64_t n, h, w, c, k, stride, oh, ow;
 } shape;
 
 typedef struct {
-    crew all;
+    omp_team team;
     const shape *s;
     const float *x, *w, *g;
-    float *y, *dx, *dw, *sums, *benches;
+    float *y, *dx, *dw, *sums, *workspaces;
 } job;
 
-/* What a thread works with: copies of an image, of a gradient, and the image's gradient. */
+/* Workspace of a thread: padded copies of an image, of a gradient, and of the image's gradient. */
 typedef struct {
     float *image, *gradient, *spread;
-} bench;
+} workspace;
 
 INLINE int64_t edge_of(const shape *s) { return s->k / 2; }
 INLINE int64_t edge_of_gradient(const shape *s) { return s->stride == 1 ? edge_of(s) : 0; }
 INLINE int64_t copy_size(int64_t h, int64_t w, int64_t edge) { return (h + 2 * edge) * (w + 2 * edge) * PIXEL; }
 INLINE int64_t image_size(const shape *s) { return copy_size(s->h, s->w, edge_of(s)); }
 INLINE int64_t gradient_size(const shape *s) { return copy_size(s->oh, s->ow, edge_of_gradient(s)); }
-INLINE int64_t bench_size(const shape *s) { return 2 * image_size(s) + gradient_size(s); }
-INLINE int64_t groups_of(const shape *s) { return least(GROUPS, s->n); }
-INLINE int64_t blocks_of(const shape *s) { return over(s->c, PIXEL); }
+INLINE int64_t workspace_size(const shape *s) { return 2 * image_size(s) + gradient_size(s); }
+INLINE int64_t groups_of(const shape *s) { return min(GROUPS, s->n); }
+INLINE int64_t blocks_of(const shape *s) { return ceil_div(s->c, PIXEL); }
 
-/* Calls an inlined function with constants for the filter's side, the stride, and the vectors of a pixel. */
+/* Call an inlined function with constants for the filter size, the stride, and the vectors of a pixel. */
 #define WITH_VECTORS(k, stride, vectors, call, ...)  \
     if (vectors == 2) call(k, stride, 2, __VA_ARGS__); \
     else call(k, stride, 1, __VA_ARGS__);
@@ -63,15 +62,15 @@ INLINE int64_t blocks_of(const shape *s) { return over(s->c, PIXEL); }
 
 /* ---- copies ---------------------------------------------------------------------------------------------------- */
 
-/* A seat for this thread; copies of what is given begin as zeros, and their edges stay so. */
-static bench sit_down(job *work) {
+/* Assign a workspace to the calling thread. Copies start as zeros, and their padding stays zero. */
+static workspace acquire_workspace(job *work) {
     const shape *s = work->s;
-    float *start = work->benches + take(&work->all.seats) * bench_size(s);
+    float *start = work->workspaces + fetch_add(&work->team.next_slot) * workspace_size(s);
     memset(start, 0, 4 * (image_size(s) + gradient_size(s)));
-    return (bench){start, start + image_size(s), start + image_size(s) + gradient_size(s)};
+    return (workspace){start, start + image_size(s), start + image_size(s) + gradient_size(s)};
 }
 
-/* Some channels of an image, into the middle of a copy. */
+/* Copy some channels of an image into padded memory. */
 INLINE void copy_in(const int vectors, const float *x, int64_t h, int64_t w, int64_t c, int64_t edge, float *to) {
     to += (edge * (w + 2 * edge) + edge) * PIXEL;
     for (int64_t i = 0; i < h; i++, to += 2 * edge * PIXEL)
@@ -79,7 +78,7 @@ INLINE void copy_in(const int vectors, const float *x, int64_t h, int64_t w, int
             for (int v = 0; v < vectors; v++) STORE(to + v * LANES, LOAD(x + v * LANES));
 }
 
-/* And back. */
+/* Copy them back. */
 INLINE void copy_out(const int vectors, const float *from, int64_t h, int64_t w, int64_t c, int64_t edge, float *x) {
     from += (edge * (w + 2 * edge) + edge) * PIXEL;
     for (int64_t i = 0; i < h; i++, from += 2 * edge * PIXEL)
@@ -87,7 +86,7 @@ INLINE void copy_out(const int vectors, const float *from, int64_t h, int64_t w,
             for (int v = 0; v < vectors; v++) STORE(x + v * LANES, LOAD(from + v * LANES));
 }
 
-/* The filters of some channels side by side, or turned by half a circle. */
+/* Copy the filters of some channels, optionally rotated by 180 degrees. */
 static void pack(const shape *s, const float *w, int turned, int vectors, float *to) {
     int64_t taps = s->k * s->k;
     for (int64_t i = 0; i < taps; i++)
@@ -96,7 +95,7 @@ static void pack(const shape *s, const float *w, int turned, int vectors, float 
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
 
-/* Some columns of a row of results; `from` is the first pixel that they see, in a copy with lines of `line` floats. */
+/* Compute some columns of an output row; `from` is the first input pixel, in a copy with rows of `line` floats. */
 INLINE void add_taps(const int k, const int stride, const int vectors, const int columns, const float *from,
                      int64_t line, const float *w, int64_t c, float *to) {
     vector sum[COLUMNS][2] = {0};
@@ -110,7 +109,7 @@ INLINE void add_taps(const int k, const int stride, const int vectors, const int
         for (int v = 0; v < vectors; v++) STORE(to + i * c + v * LANES, sum[i][v]);
 }
 
-/* A convolution of a copy with packed filters. */
+/* Convolve a copy with packed filters. */
 INLINE void convolve(const int k, const int stride, const int vectors, const float *from, int64_t line, int64_t h,
                      int64_t w, int64_t c, const float *packed, float *to) {
     for (int64_t i = 0; i < h; i++, from += stride * line, to += w * c) {
@@ -121,14 +120,14 @@ INLINE void convolve(const int k, const int stride, const int vectors, const flo
     }
 }
 
-/* The sums of dw over one image: row by row of the result, and of the filter. */
-INLINE void add_filters(const int k, const int stride, const int vectors, const shape *s, const bench *own,
+/* Add one image to the sums of dw, by output row and filter row. */
+INLINE void add_filters(const int k, const int stride, const int vectors, const shape *s, const workspace *ws,
                         float *sums) {
     int64_t line = (s->w + 2 * edge_of(s)) * PIXEL, edge = edge_of_gradient(s), width = s->ow + 2 * edge;
     for (int64_t i = 0; i < s->oh; i++)
         for (int p = 0; p < k; p++) {
-            const float *x = own->image + (i * stride + p) * line;
-            const float *g = own->gradient + ((i + edge) * width + edge) * PIXEL;
+            const float *x = ws->image + (i * stride + p) * line;
+            const float *g = ws->gradient + ((i + edge) * width + edge) * PIXEL;
             float *to = sums + p * k * PIXEL;
             vector sum[5][2];
             for (int q = 0; q < k; q++)
@@ -143,14 +142,14 @@ INLINE void add_filters(const int k, const int stride, const int vectors, const 
         }
 }
 
-/* A gradient, handed out to the pixels of a copy of zeros. */
-INLINE void hand_out(const int k, const int stride, const int vectors, const shape *s, const bench *own,
+/* Scatter a gradient to the pixels of a zeroed copy. */
+INLINE void hand_out(const int k, const int stride, const int vectors, const shape *s, const workspace *ws,
                      const float *packed) {
     int64_t line = (s->w + 2 * edge_of(s)) * PIXEL;
     for (int64_t i = 0; i < s->oh; i++)
         for (int p = 0; p < k; p++) {
-            float *to = own->spread + (i * stride + p) * line;
-            const float *g = own->gradient + i * s->ow * PIXEL, *w = packed + p * k * PIXEL;
+            float *to = ws->spread + (i * stride + p) * line;
+            const float *g = ws->gradient + i * s->ow * PIXEL, *w = packed + p * k * PIXEL;
             for (int64_t j = 0; j < s->ow; j++, g += PIXEL, to += stride * PIXEL)
                 for (int v = 0; v < vectors; v++) {
                     vector one = LOAD(g + v * LANES);
@@ -164,94 +163,94 @@ INLINE void hand_out(const int k, const int stride, const int vectors, const sha
 
 /* ---- passes ---------------------------------------------------------------------------------------------------- */
 
-INLINE void convolve_image(const int k, const int stride, const int vectors, const job *work, const bench *own,
+INLINE void convolve_image(const int k, const int stride, const int vectors, const job *work, const workspace *ws,
                            int64_t image, int64_t first) {
     const shape *s = work->s;
-    float packed[MOST_TAPS * PIXEL];
+    float packed[MAX_TAPS * PIXEL];
     pack(s, work->w + first, 0, vectors, packed);
-    copy_in(vectors, work->x + image * s->h * s->w * s->c + first, s->h, s->w, s->c, edge_of(s), own->image);
-    convolve(k, stride, vectors, own->image, (s->w + 2 * edge_of(s)) * PIXEL, s->oh, s->ow, s->c, packed,
+    copy_in(vectors, work->x + image * s->h * s->w * s->c + first, s->h, s->w, s->c, edge_of(s), ws->image);
+    convolve(k, stride, vectors, ws->image, (s->w + 2 * edge_of(s)) * PIXEL, s->oh, s->ow, s->c, packed,
              work->y + image * s->oh * s->ow * s->c + first);
 }
 
-static void run_forward(void *given) {
-    job *work = given;
+static void run_forward(void *argument) {
+    job *work = argument;
     const shape *s = work->s;
-    bench own = sit_down(work);
+    workspace ws = acquire_workspace(work);
     int64_t blocks = blocks_of(s);
-    for (int64_t i; (i = take(&work->all.next)) < s->n * blocks;) {
+    for (int64_t i; (i = fetch_add(&work->team.next)) < s->n * blocks;) {
         int64_t first = i % blocks * PIXEL, vectors = s->c - first >= PIXEL ? 2 : 1;
-        WITH_CONSTANTS(s, vectors, convolve_image, work, &own, i / blocks, first)
+        WITH_CONSTANTS(s, vectors, convolve_image, work, &ws, i / blocks, first)
     }
 }
 
-INLINE void differentiate_image(const int k, const int stride, const int vectors, const job *work, const bench *own,
+INLINE void differentiate_image(const int k, const int stride, const int vectors, const job *work, const workspace *ws,
                                 int64_t image, int64_t first, const float *packed, float *sums) {
     const shape *s = work->s;
     int64_t edge = edge_of_gradient(s), size = s->h * s->w * s->c;
-    copy_in(vectors, work->x + image * size + first, s->h, s->w, s->c, edge_of(s), own->image);
-    copy_in(vectors, work->g + image * s->oh * s->ow * s->c + first, s->oh, s->ow, s->c, edge, own->gradient);
-    add_filters(k, stride, vectors, s, own, sums);
+    copy_in(vectors, work->x + image * size + first, s->h, s->w, s->c, edge_of(s), ws->image);
+    copy_in(vectors, work->g + image * s->oh * s->ow * s->c + first, s->oh, s->ow, s->c, edge, ws->gradient);
+    add_filters(k, stride, vectors, s, ws, sums);
     if (!work->dx) return;
     float *dx = work->dx + image * size + first;
     if (stride == 1) {
-        convolve(k, 1, vectors, own->gradient, (s->ow + 2 * edge) * PIXEL, s->h, s->w, s->c, packed, dx);
+        convolve(k, 1, vectors, ws->gradient, (s->ow + 2 * edge) * PIXEL, s->h, s->w, s->c, packed, dx);
     } else {
-        memset(own->spread, 0, 4 * image_size(s));
-        hand_out(k, stride, vectors, s, own, packed);
-        copy_out(vectors, own->spread, s->h, s->w, s->c, edge_of(s), dx);
+        memset(ws->spread, 0, 4 * image_size(s));
+        hand_out(k, stride, vectors, s, ws, packed);
+        copy_out(vectors, ws->spread, s->h, s->w, s->c, edge_of(s), dx);
     }
 }
 
-/* One group of images, some channels. */
-static void differentiate(const job *work, const bench *own, int64_t group, int64_t first) {
+/* Gradients of one group of images, some channels. */
+static void differentiate(const job *work, const workspace *ws, int64_t group, int64_t first) {
     const shape *s = work->s;
     int64_t taps = s->k * s->k, vectors = s->c - first >= PIXEL ? 2 : 1;
     int64_t begin = s->n * group / groups_of(s), end = s->n * (group + 1) / groups_of(s);
-    float packed[MOST_TAPS * PIXEL], sums[MOST_TAPS * PIXEL];
+    float packed[MAX_TAPS * PIXEL], sums[MAX_TAPS * PIXEL];
     pack(s, work->w + first, s->stride == 1, (int)vectors, packed);
     memset(sums, 0, sizeof sums);
     for (int64_t image = begin; image < end; image++) {
-        WITH_CONSTANTS(s, vectors, differentiate_image, work, own, image, first, packed, sums)
+        WITH_CONSTANTS(s, vectors, differentiate_image, work, ws, image, first, packed, sums)
     }
     for (int64_t i = 0; i < taps; i++)
         memcpy(work->sums + (group * taps + i) * s->c + first, sums + i * PIXEL, 4 * vectors * LANES);
 }
 
-static void run_backward(void *given) {
-    job *work = given;
-    bench own = sit_down(work);
+static void run_backward(void *argument) {
+    job *work = argument;
+    workspace ws = acquire_workspace(work);
     int64_t blocks = blocks_of(work->s);
-    for (int64_t i; (i = take(&work->all.next)) < groups_of(work->s) * blocks;)
-        differentiate(work, &own, i / blocks, i % blocks * PIXEL);
+    for (int64_t i; (i = fetch_add(&work->team.next)) < groups_of(work->s) * blocks;)
+        differentiate(work, &ws, i / blocks, i % blocks * PIXEL);
 }
 
-/* Bytes of scratch for either pass: the sums of all groups, and a bench for each thread. */
+/* Bytes of scratch for either pass: the sums of all groups, and a workspace for each thread. */
 int64_t convolve_depthwise_scratch(const shape *s, int threads) {
-    return 4 * (groups_of(s) * s->k * s->k * s->c + threads * bench_size(s));
+    return 4 * (groups_of(s) * s->k * s->k * s->c + threads * workspace_size(s));
 }
 
 static job set_up(const shape *s, float *scratch, int threads, parallel_fn parallel) {
-    float *benches = scratch + groups_of(s) * s->k * s->k * s->c;
-    return (job){.all = {.threads = threads, .parallel = parallel}, .s = s, .sums = scratch, .benches = benches};
+    float *workspaces = scratch + groups_of(s) * s->k * s->k * s->c;
+    return (job){.team = {.threads = threads, .parallel = parallel}, .s = s, .sums = scratch, .workspaces = workspaces};
 }
 
-/* y from x and the filters w, [k][k][c]. */
+/* Compute y from x and the filters w, [k][k][c]. */
 int convolve_depthwise_forward(const shape *s, const float *x, const float *w, float *y, float *scratch, int threads,
                                parallel_fn parallel) {
     job work = set_up(s, scratch, threads, parallel);
     work.x = x, work.w = w, work.y = y;
-    share(&work.all, run_forward, &work);
+    run_on_team(&work.team, run_forward, &work);
     return 0;
 }
 
-/* dw, as [k][k][c], and dx if it is asked for, from x, w and the gradient g of y. */
+/* Compute dw, as [k][k][c], and dx unless it is NULL, from x, w and the gradient g of y. */
 int convolve_depthwise_backward(const shape *s, const float *x, const float *w, const float *g, float *dx, float *dw,
                                 float *scratch, int threads, parallel_fn parallel) {
     job work = set_up(s, scratch, threads, parallel);
     int64_t size = s->k * s->k * s->c;
     work.x = x, work.w = w, work.g = g, work.dx = dx;
-    share(&work.all, run_backward, &work);
+    run_on_team(&work.team, run_backward, &work);
     memcpy(dw, work.sums, 4 * size);
     for (int64_t group = 1; group < groups_of(s); group++)
         for (int64_t i = 0; i < size; i++) dw[i] += work.sums[group * size + i];

@@ -1,8 +1,8 @@
-/* Resizing of RGB pictures of bytes along both axes, columns first, by weights that resizing.py has planned.
+/* Resize 8-bit RGB images along both axes, columns first, with weights computed by kernels/resize.py.
  *
- * All is integers: output = min(255, (sum of weight x byte + 2^(bits - 1)) >> bits), where no sum reaches 2^31. So
- * every compiler and every CPU gives the same bytes. Where the CPU has AVX2, two inputs at a time meet their weights in
- * one multiply-add; the plain loops say the same.
+ * Integer arithmetic: output = min(255, (sum of weight x byte + 2^(bits - 1)) >> bits), and no sum reaches 2^31. So
+ * every compiler and CPU computes the same bytes. With AVX2, one multiply-add handles two inputs; the plain loops
+ * compute the same.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,17 +14,17 @@
 #endif
 
 #define CHANNELS 3
-#define GROUP 4  /* outputs that are made together */
-#define SPARE 32 /* bytes behind a line that a vector may touch */
+#define GROUP 4  /* outputs that are computed together */
+#define SPARE 32 /* bytes after a line that a vector may access */
 #define INLINE static inline __attribute__((always_inline))
 
-/* What the outputs of one axis are made of: `taps` inputs, an even number, from first[i] on. The numbers of both kinds
- * follow this head: int32 first[outputs rounded up to GROUP], int16 weights[the same][taps]. */
+/* Weights of one axis: output i is a sum over `taps` inputs (an even number), starting with first[i]. This head is
+ * followed by int32 first[outputs rounded up to GROUP] and int16 weights[the same][taps]. */
 typedef struct {
     int32_t outputs, taps, bits, first[];
 } axis;
 
-/* Rows of `pixels` are `stride` bytes apart, those of the target follow one another. */
+/* Rows of `pixels` are `stride` bytes apart, those of the target are contiguous. */
 typedef struct {
     const uint8_t *pixels;
     int64_t stride, height, width;
@@ -36,7 +36,7 @@ static int64_t round_up(int64_t outputs) { return (outputs + GROUP - 1) / GROUP 
 static int64_t line_bytes(int64_t pixels) { return round_up(pixels) * CHANNELS + SPARE; }
 static const int16_t *weights_of(const axis *plan) { return (const int16_t *)(plan->first + round_up(plan->outputs)); }
 
-INLINE uint8_t settle(int32_t sum, int bits) {
+INLINE uint8_t round_shift(int32_t sum, int bits) {
     sum >>= bits;
     return (uint8_t)(sum < 255 ? sum : 255);
 }
@@ -81,7 +81,7 @@ INLINE void add_lines(__m256i sums[4], const uint8_t *one, const uint8_t *next, 
     sums[3] = _mm256_add_epi32(sums[3], _mm256_madd_epi16(_mm256_unpackhi_epi8(high, none), pair));
 }
 
-/* As many bytes of a line as whole vectors hold; returns their number. Packing undoes the order of unpacking. */
+/* Compute the whole vectors of a line; returns the number of bytes. Packing restores the order before unpacking. */
 INLINE int64_t blend_vectors(const uint8_t *lines, int64_t stride, const int16_t *weights, int taps, int bits,
                              uint8_t *target, int64_t count) {
     const __m128i shift = _mm_cvtsi32_si128(bits);
@@ -106,7 +106,7 @@ INLINE void make_group(const uint8_t *lines[2], const int32_t *first, const int1
                 const uint8_t *from = lines[n] + (int64_t)CHANNELS * first[q] + c;
                 int32_t sum = 1 << (bits - 1);
                 for (int k = 0; k < taps; k++) sum += weights[q * taps + k] * from[CHANNELS * k];
-                targets[n][CHANNELS * q + c] = settle(sum, bits);
+                targets[n][CHANNELS * q + c] = round_shift(sum, bits);
             }
 }
 
@@ -116,8 +116,8 @@ INLINE int64_t blend_vectors(const uint8_t *lines, int64_t stride, const int16_t
 }
 #endif
 
-/* Two lines of pixels, resized; all four lines have room behind them. */
-INLINE void go_across(const uint8_t *one, const uint8_t *two, const axis *across, int taps, uint8_t *target,
+/* Resize two lines of pixels; all four lines have SPARE bytes after them. */
+INLINE void resize_rows(const uint8_t *one, const uint8_t *two, const axis *across, int taps, uint8_t *target,
                       int64_t wide) {
     const uint8_t *lines[2] = {one, two};
     uint8_t *targets[2] = {target, target + wide};
@@ -129,27 +129,27 @@ INLINE void go_across(const uint8_t *one, const uint8_t *two, const axis *across
     }
 }
 
-/* One line of `count` bytes out of `taps` lines that are `wide` bytes apart. */
-INLINE void go_down(const uint8_t *lines, int64_t wide, const int16_t *weights, int taps, int bits, uint8_t *target,
-                    int64_t count) {
+/* Compute one line of `count` bytes from `taps` lines that are `wide` bytes apart. */
+INLINE void resize_columns(const uint8_t *lines, int64_t wide, const int16_t *weights, int taps, int bits,
+                           uint8_t *target, int64_t count) {
     int64_t x = blend_vectors(lines, wide, weights, taps, bits, target, count);
     for (; x < count; x++) {
         int32_t sum = 1 << (bits - 1);
         for (int k = 0; k < taps; k++) sum += weights[k] * lines[k * wide + x];
-        target[x] = settle(sum, bits);
+        target[x] = round_shift(sum, bits);
     }
 }
 
-/* With the usual number of taps known to it, the compiler needs no inner loop. */
+/* With a constant for the usual number of taps, the compiler needs no inner loop. */
 static void resize_across(const job *work, uint8_t *pair, uint8_t *lines, int64_t wide) {
     const axis *across = work->across;
-    int64_t room = line_bytes(work->width + across->taps);
+    int64_t row_bytes = line_bytes(work->width + across->taps);
     for (int64_t y = 0; y < work->height; y += 2) {
         const uint8_t *from = work->pixels + y * work->stride;
         memcpy(pair, from, (size_t)work->width * CHANNELS);
-        if (y + 1 < work->height) memcpy(pair + room, from + work->stride, (size_t)work->width * CHANNELS);
-        if (across->taps == 2) go_across(pair, pair + room, across, 2, lines + y * wide, wide);
-        else go_across(pair, pair + room, across, across->taps, lines + y * wide, wide);
+        if (y + 1 < work->height) memcpy(pair + row_bytes, from + work->stride, (size_t)work->width * CHANNELS);
+        if (across->taps == 2) resize_rows(pair, pair + row_bytes, across, 2, lines + y * wide, wide);
+        else resize_rows(pair, pair + row_bytes, across, across->taps, lines + y * wide, wide);
     }
 }
 
@@ -159,12 +159,12 @@ static void resize_down(const job *work, const uint8_t *lines, int64_t wide) {
     const int16_t *weights = weights_of(down);
     for (int y = 0; y < down->outputs; y++, weights += down->taps) {
         const uint8_t *from = lines + down->first[y] * wide;
-        if (down->taps == 2) go_down(from, wide, weights, 2, down->bits, work->target + y * count, count);
-        else go_down(from, wide, weights, down->taps, down->bits, work->target + y * count, count);
+        if (down->taps == 2) resize_columns(from, wide, weights, 2, down->bits, work->target + y * count, count);
+        else resize_columns(from, wide, weights, down->taps, down->bits, work->target + y * count, count);
     }
 }
 
-/* Returns 1 where memory is short. */
+/* Returns 1 if memory allocation fails. */
 int convolve_resize(const job *jobs, int count) {
     for (const job *work = jobs; work < jobs + count; work++) {
         int64_t wide = line_bytes(work->across->outputs), pair = 2 * line_bytes(work->width + work->across->taps);

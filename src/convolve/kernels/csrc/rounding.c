@@ -1,17 +1,18 @@
 /* Rounding of float32 arrays, in place, onto the grid of fp16 or bf16; values stay float32.
  *
- * Nearest, ties to even. fp16 keeps 10 of the 23 mantissa bits, bf16 keeps 7; adding half a step (and one more where
- * the last kept bit is odd, less one) to the integer that holds the bits, and clearing the rest, rounds all normal
- * values, with the carry running into the exponent as it must. bf16 has the exponents of float32, so this holds for
- * its subnormals too. Below 2^-14 fp16 has the fixed spacing 2^-24, which is that of float32 in [0.5, 1): adding and
- * subtracting 0.75 rounds there.
+ * Nearest, ties to even. fp16 keeps 10 of the 23 mantissa bits, bf16 keeps 7; adding half a step (minus one, plus one
+ * if the last kept bit is odd) to the integer of the bits, and clearing the rest, rounds all normal values; the carry
+ * into the exponent is correct. bf16 has the exponents of float32, so this holds for its subnormals too. Below 2^-14
+ * fp16 has the fixed spacing 2^-24, which is that of float32 in [0.5, 1): adding and subtracting 0.75 rounds there.
  *
- * Stochastic. The same, with uniform random bits in place of the half step: a value goes up with a probability that is
- * its distance from the grid point below. In fp16's subnormal range the distance is compared with a 31-bit number.
+ * Stochastic. The same, with uniform random bits in place of the half step: a value is rounded up with a probability
+ * equal to its distance from the grid point below. In fp16's subnormal range the distance is compared with a 31-bit
+ * number.
  *
  * The random bits of element i are a hash of (a, b, i), so they do not depend on the number of threads.
  *
- * Returned flags: 1 a finite value left the range (or an infinity was clamped), 2 a NaN was met, 4 an infinity was met.
+ * Returned flags: 1 a finite value left the range (or an infinity was clamped), 2 a NaN occurred, 4 an infinity
+ * occurred.
  */
 #include <stdint.h>
 #include <string.h>
@@ -32,8 +33,8 @@ typedef struct {
 static inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
-/* a where `mask` is all ones, b where it is zero: compilers vectorize this where they would branch on `?:`. */
-static inline uint32_t choose(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
+/* a if `mask` is all ones, b if it is zero: compilers vectorize this, but branch on `?:`. */
+static inline uint32_t blend(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 static inline uint32_t is_small(uint32_t m) { return (uint32_t)-((int32_t)m < 0x38800000); }
 
 static inline uint32_t hash(uint32_t i, uint32_t a, uint32_t b) {
@@ -49,7 +50,7 @@ static inline uint32_t hash(uint32_t i, uint32_t a, uint32_t b) {
 static inline uint32_t nearest_fp16(uint32_t m) {
     uint32_t normal = (m + 0xFFFu + ((m >> 13) & 1u)) & ~0x1FFFu;
     uint32_t small = bits_of((float_of(m) + 0.75f) - 0.75f);
-    return choose(is_small(m), small, normal);
+    return blend(is_small(m), small, normal);
 }
 
 static inline uint32_t nearest_bf16(uint32_t m) { return (m + 0x7FFFu + ((m >> 16) & 1u)) & ~0xFFFFu; }
@@ -61,12 +62,12 @@ static inline uint32_t stochastic_fp16(uint32_t m, uint32_t h) {
     int32_t bar = (int32_t)((scaled - (float)below) * 2147483648.0f);
     int32_t up = (int32_t)(h >> 1) < bar;
     uint32_t small = bits_of((float)(below + up) * 5.9604644775390625e-8f);
-    return choose(is_small(m), small, normal);
+    return blend(is_small(m), small, normal);
 }
 
 static inline uint32_t stochastic_bf16(uint32_t m, uint32_t h) { return (m + (h >> 16)) & ~0xFFFFu; }
 
-/* One loop for each way of rounding, without branches inside, so that the compiler can use vector instructions. */
+/* One loop without branches for each rounding mode, for the compiler to vectorize. */
 #define ROUND_LOOP(EXPRESSION, LARGEST)                                          \
     for (int64_t i = 0; i < n; i++) {                                            \
         uint32_t u = bits_of(x[i]), m = u & 0x7FFFFFFFu;                         \
@@ -99,8 +100,8 @@ static uint32_t run_chunk(float *x, int64_t n, int64_t start, const job *work) {
     return left | nans << 1 | infinities << 2;
 }
 
-static void run_chunks(void *given) {
-    job *work = given;
+static void run_chunks(void *argument) {
+    job *work = argument;
     for (;;) {
         int64_t start = __atomic_fetch_add(&work->next, CHUNK, __ATOMIC_RELAXED);
         if (start >= work->size) return;
@@ -110,7 +111,7 @@ static void run_chunks(void *given) {
     }
 }
 
-/* `parallel` is GOMP_parallel of the OpenMP library that torch itself uses (or NULL): one pool of threads, not two. */
+/* `parallel` is GOMP_parallel of the OpenMP library that torch uses (or NULL): one thread pool, not two. */
 int convolve_round(float *data, int64_t size, int kind, int clamped, uint64_t key, int threads, parallel_fn parallel) {
     job work = {data, size, 0, (uint32_t)key, (uint32_t)(key >> 32), clamped != 0, 0, kind};
     if (parallel && threads > 1 && size > 2 * CHUNK)

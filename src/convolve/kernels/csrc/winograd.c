@@ -10,15 +10,14 @@
  *          | 0  4  0 -5  0  1 |         |   0    0    1   |
  *
  *   output            y  = A^T [ (G w G^T) * (B^T d B) ] A               * is element by element, 36 products for 16
- *   filter's gradient dw = G^T [ (B^T d B) * (A dy A^T) ] G              outputs where the definition has 144
+ *   filter's gradient dw = G^T [ (B^T d B) * (A dy A^T) ] G              outputs; the definition needs 144
  *
  * Summed over channels (or, for dw, over tiles), the products are 36 matrix products. The input's gradient is the
- * output of a convolution of dy with the filters turned by half a circle. Filters are transformed by the caller.
+ * convolution of dy with the filters rotated by 180 degrees. The caller transforms the filters.
  *
- * Channels lie in panels, groups of PANEL; transformed tiles as [panel][tile][spot][PANEL], with room for one spot more
- * than there are, since lines of memory that lie a power of two apart would share a place in the first cache. The sums
- * of a product always run in the same order, whatever the number of threads and whichever tiles are computed together:
- * an image has the same result in any batch.
+ * Channels are grouped in panels of PANEL; transformed tiles are stored as [panel][tile][spot][PANEL], padded by one
+ * spot, since rows a power of two apart would map to the same L1 cache set. The sums of a product always run in the
+ * same order, for any number of threads and any block of tiles: an image has the same result in any batch.
  *
  * Channel counts are multiples of LANES.
  */
@@ -28,7 +27,7 @@
 #define SPOTS 36
 #define ROWS 6
 #define TILE ((SPOTS + 1) * PANEL) /* floats of one transformed tile in one panel */
-#define BLOCK 63                   /* tiles that are computed together, so many that they just fit the second cache */
+#define BLOCK 63                   /* tiles computed together: as many as fit the L2 cache */
 #define APART (BLOCK * TILE)       /* floats from panel to panel of a block */
 #define EACH(i, n) _Pragma("GCC unroll 6") for (int i = 0; i < n; i++)
 
@@ -40,19 +39,19 @@ typedef struct {
     const shape *s;
     const float *x, *u, *dy;
     float *y, *d, *scratch;
-    int64_t first, tiles; /* what this pass works on */
+    int64_t first, tiles; /* tiles of this pass */
     int adding;
-    crew crew;
+    omp_team team;
 } job;
 
-INLINE int64_t panels(int64_t channels) { return over(channels, PANEL); }
+INLINE int64_t panels(int64_t channels) { return ceil_div(channels, PANEL); }
 
-/* Floats that a block of transformed tiles of both sides takes, and a pixel of each side. */
-INLINE int64_t room_of(const shape *s) {
+/* Floats of a block of transformed tiles, inputs and outputs, plus one pixel of each. */
+INLINE int64_t workspace_size(const shape *s) {
     return (panels(s->inputs) + panels(s->outputs)) * APART + s->inputs + s->outputs;
 }
 
-/* The matrices above, times one line of a tile, in place. */
+/* Multiply one line of a tile by the matrices above, in place. */
 INLINE void times_bt(vector d[6]) {
     vector far = d[4] - 4 * d[2], odd = d[3] - 4 * d[1], near = d[4] - d[2], twice = 2 * (d[3] - d[1]);
     d[0] = 4 * d[0] - 5 * d[2] + d[4];
@@ -64,11 +63,11 @@ INLINE void times_bt(vector d[6]) {
 }
 
 INLINE void times_at(vector m[6]) {
-    vector sum = m[1] + m[2], gap = m[1] - m[2], far = m[3] + m[4], gulf = m[3] - m[4];
+    vector sum = m[1] + m[2], gap = m[1] - m[2], far = m[3] + m[4], gap_far = m[3] - m[4];
     m[0] = m[0] + sum + far;
-    m[1] = gap + 2 * gulf;
+    m[1] = gap + 2 * gap_far;
     m[2] = sum + 4 * far;
-    m[3] = gap + 8 * gulf + m[5];
+    m[3] = gap + 8 * gap_far + m[5];
 }
 
 INLINE void times_a(vector g[6]) {
@@ -80,7 +79,7 @@ INLINE void times_a(vector g[6]) {
     g[4] = far - wide;
 }
 
-/* A line of 6 inputs or of 4 gradients becomes one of 6. */
+/* Transform a line of 6 inputs or 4 gradients to 6 values. */
 INLINE void widen(const int side, vector line[6]) {
     if (side == 6)
         times_bt(line);
@@ -88,11 +87,11 @@ INLINE void widen(const int side, vector line[6]) {
         times_a(line);
 }
 
-/* The addresses of side x side pixels of a tile, from `before` pixels up and left of it; `outside` for those that the
- * image does not have. */
+/* Addresses of side x side pixels of a tile, starting `before` pixels above and left of it; `outside` for pixels
+ * outside the image. */
 INLINE void find_pixels(const shape *s, int64_t tile, const int side, const int before, const float *x,
                         int64_t channels, const float *outside, const float **at) {
-    int64_t across = over(s->width, 4), each = across * over(s->height, 4), place = tile % each;
+    int64_t across = ceil_div(s->width, 4), each = across * ceil_div(s->height, 4), place = tile % each;
     int64_t top = place / across * 4 - before, left = place % across * 4 - before;
     const float *corner = x + ((tile / each * s->height + top) * s->width + left) * channels;
     int inside = top >= 0 && left >= 0 && top + side <= s->height && left + side <= s->width;
@@ -103,7 +102,7 @@ INLINE void find_pixels(const shape *s, int64_t tile, const int side, const int 
         }
 }
 
-/* The 36 spots of a tile from its side x side pixels. */
+/* Compute the 36 spots of a tile from its side x side pixels. */
 INLINE void transform_tile(const int side, const float **at, int64_t channels, float *to) {
     for (int64_t c = 0; c < channels; c += LANES) {
         float *out = to + c / PANEL * APART + c % PANEL;
@@ -163,7 +162,7 @@ static void transform_output(const float *from, int64_t channels, const float **
 INLINE void product(const int rows, const int n, int64_t depth, const float *a, const float *b, float *c) {
     vector sum[ROWS][2] = {0};
     for (int64_t k = 0; k < depth; k += PANEL, a += APART) {
-        int64_t end = least(depth - k, PANEL);
+        int64_t end = min(depth - k, PANEL);
         for (int64_t i = 0; i < end; i++, b += PANEL)
             for (int r = 0; r < rows; r++)
                 for (int v = 0; v < n; v++) sum[r][v] += a[r * TILE + i] * LOAD(b + v * LANES);
@@ -176,21 +175,21 @@ INLINE void product(const int rows, const int n, int64_t depth, const float *a, 
 static void multiply(const shape *s, int64_t rows, const float *v, const float *u, float *m) {
     for (int64_t c = 0; c < s->outputs; c += PANEL, u += s->inputs * PANEL, m += APART)
         for (int64_t r = 0; r < rows; r += ROWS) {
-            int64_t some = least(rows - r, ROWS), wide = s->outputs - c > LANES;
+            int64_t some = min(rows - r, ROWS), wide = s->outputs - c > LANES;
             FOR_SIZES(some, wide, product, s->inputs, v + r * TILE, u, m + r * TILE);
         }
 }
 
-/* Blocks of tiles, from x and transformed filters u to y; each thread has a part of the scratch for itself. */
-static void run_forward(void *given) {
-    job *work = given;
+/* Compute y from x and transformed filters u, block by block; each thread uses a separate part of the scratch. */
+static void run_forward(void *argument) {
+    job *work = argument;
     const shape *s = work->s;
-    float *v = work->scratch + take(&work->crew.seats) * room_of(s), *m = v + panels(s->inputs) * APART;
+    float *v = work->scratch + fetch_add(&work->team.next_slot) * workspace_size(s), *m = v + panels(s->inputs) * APART;
     float *zeros = m + panels(s->outputs) * APART, *waste = zeros + s->inputs;
     const float *at[SPOTS];
     memset(zeros, 0, 4 * s->inputs);
-    for (int64_t first; (first = take(&work->crew.next) * BLOCK) < work->tiles;) {
-        int64_t rows = least(work->tiles - first, BLOCK);
+    for (int64_t first; (first = fetch_add(&work->team.next) * BLOCK) < work->tiles;) {
+        int64_t rows = min(work->tiles - first, BLOCK);
         for (int64_t t = 0; t < rows; t++) {
             find_pixels(s, first + t, 6, 1, work->x, s->inputs, zeros, at);
             transform_input(at, s->inputs, v + t * TILE);
@@ -218,13 +217,13 @@ INLINE void deep_product(const int rows, const int n, int64_t depth, const float
         for (int v = 0; v < n; v++) STORE(d + r * PANEL + v * LANES, sum[r][v]);
 }
 
-/* The tiles of one block of x and dy, transformed. */
-static void run_transforms(void *given) {
-    job *work = given;
+/* Transform the tiles of one block of x and dy. */
+static void run_transforms(void *argument) {
+    job *work = argument;
     const shape *s = work->s;
     float *v = work->scratch, *z = v + panels(s->inputs) * APART;
     const float *zeros = z + panels(s->outputs) * APART, *at[SPOTS];
-    for (int64_t t; (t = take(&work->crew.next)) < work->tiles;) {
+    for (int64_t t; (t = fetch_add(&work->team.next)) < work->tiles;) {
         find_pixels(s, work->first + t, 6, 1, work->x, s->inputs, zeros, at);
         transform_input(at, s->inputs, v + t * TILE);
         find_pixels(s, work->first + t, 4, 0, work->dy, s->outputs, zeros, at);
@@ -232,53 +231,53 @@ static void run_transforms(void *given) {
     }
 }
 
-/* d (+)= v^T z of a block, a panel of inputs at one spot at a time. */
-static void run_deep_products(void *given) {
-    job *work = given;
+/* d (+)= v^T z of a block, one panel of inputs at one spot at a time. */
+static void run_deep_products(void *argument) {
+    job *work = argument;
     const shape *s = work->s;
     int64_t groups = panels(s->inputs);
-    for (int64_t place; (place = take(&work->crew.next)) < SPOTS * groups;) {
-        int64_t spot = place / groups, group = place % groups, rows = least(s->inputs - group * PANEL, PANEL);
+    for (int64_t place; (place = fetch_add(&work->team.next)) < SPOTS * groups;) {
+        int64_t spot = place / groups, group = place % groups, rows = min(s->inputs - group * PANEL, PANEL);
         const float *a = work->scratch + group * APART + spot * PANEL;
         const float *b = work->scratch + groups * APART + spot * PANEL;
         float *d = work->d + (spot * panels(s->outputs) * s->inputs + group * PANEL) * PANEL;
         for (int64_t c = 0; c < s->outputs; c += PANEL, b += APART, d += s->inputs * PANEL)
             for (int64_t r = 0; r < rows; r += ROWS) {
-                int64_t some = least(rows - r, ROWS), wide = s->outputs - c > LANES;
+                int64_t some = min(rows - r, ROWS), wide = s->outputs - c > LANES;
                 FOR_SIZES(some, wide, deep_product, work->tiles, a + r, b, d + r * PANEL, work->adding);
             }
     }
 }
 
-static int64_t count_tiles(const shape *s) { return s->images * over(s->height, 4) * over(s->width, 4); }
+static int64_t count_tiles(const shape *s) { return s->images * ceil_div(s->height, 4) * ceil_div(s->width, 4); }
 
-/* Channels that lie together in u and d. */
+/* Channels per panel in u and d. */
 int convolve_winograd_panel(void) { return PANEL; }
 
-/* Scratch memory for either pass, in bytes. Columns of a panel beyond the channels are multiplied too: what is there
- * changes no result, but should be zeros at first, since denormal numbers are slow. */
-int64_t convolve_winograd_scratch(const shape *s, int threads) { return 4 * threads * room_of(s); }
+/* Scratch memory for either pass, in bytes. Columns of a panel beyond the channels are multiplied too. Their values
+ * change no result, but must start as zeros: denormal numbers are slow. */
+int64_t convolve_winograd_scratch(const shape *s, int threads) { return 4 * threads * workspace_size(s); }
 
-/* y from x and the transformed filters u, [spot][panel of outputs][inputs][PANEL]. */
+/* Compute y from x and the transformed filters u, [spot][panel of outputs][inputs][PANEL]. */
 int convolve_winograd_forward(const shape *s, const float *x, const float *u, float *y, float *scratch, int threads,
                               parallel_fn parallel) {
-    job work = {.s = s, .x = x, .u = u, .y = y, .scratch = scratch, .crew = {threads, parallel}};
+    job work = {.s = s, .x = x, .u = u, .y = y, .scratch = scratch, .team = {threads, parallel}};
     work.tiles = count_tiles(s);
-    share(&work.crew, run_forward, &work);
+    run_on_team(&work.team, run_forward, &work);
     return 0;
 }
 
-/* d, [spot][panel of outputs][inputs][PANEL], from which the caller makes the filters' gradient; block after block, so
- * that a block's transforms are still in the cache when they are multiplied. */
+/* Compute d, [spot][panel of outputs][inputs][PANEL], from which the caller computes the filters' gradient. Runs
+ * block by block: a block's transforms are still in the cache when they are multiplied. */
 int convolve_winograd_backward(const shape *s, const float *x, const float *dy, float *d, float *scratch, int threads,
                                parallel_fn parallel) {
-    job work = {.s = s, .x = x, .dy = dy, .d = d, .scratch = scratch, .crew = {threads, parallel}};
+    job work = {.s = s, .x = x, .dy = dy, .d = d, .scratch = scratch, .team = {threads, parallel}};
     int64_t tiles = count_tiles(s), sides = panels(s->inputs) + panels(s->outputs);
-    memset(scratch + sides * APART, 0, 4 * most(s->inputs, s->outputs));
+    memset(scratch + sides * APART, 0, 4 * max(s->inputs, s->outputs));
     for (; work.first < tiles; work.first += BLOCK, work.adding = 1) {
-        work.tiles = least(tiles - work.first, BLOCK);
-        share(&work.crew, run_transforms, &work);
-        share(&work.crew, run_deep_products, &work);
+        work.tiles = min(tiles - work.first, BLOCK);
+        run_on_team(&work.team, run_transforms, &work);
+        run_on_team(&work.team, run_deep_products, &work);
     }
     return 0;
 }

@@ -1,9 +1,8 @@
-"""Whether probabilities can be believed: expected calibration error, reliability, and the temperature that mends it.
+"""Expected calibration error (ECE), reliability bins, and temperature scaling.
 
-The arithmetic: images are put into 15 bins by the probability of the answer. ECE is the mean over images of
-|accuracy of the bin - mean probability of the bin|. A temperature T divides the logits; it changes no answer. T
-minimizes the mean negative log-likelihood on every second image, and the error that it leaves is measured on the
-others, so that the figure is not its own judge.
+Images are put into 15 bins by the probability of the predicted class. ECE is the mean over images of
+|accuracy of the bin - mean probability of the bin|. A temperature T divides the logits; it changes no prediction. T
+minimizes the mean negative log-likelihood on every second image; the remaining error is measured on the others.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ _STEPS = 60
 
 @dataclass(frozen=True)
 class Bin:
-    """The images whose answer has a probability in one range."""
+    """Images whose predicted class has a probability in one range."""
 
     images: int
     confidence: float
@@ -30,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of one network; the two `held_out` errors are measured on the images that T did not see."""
+    """Calibration of one model; the two `held_out` errors are measured on images that T was not fitted on."""
 
     error: float
     negative_log_likelihood: float
@@ -41,40 +40,40 @@ class Calibration:
 
 
 def softmax(logits: Logits, temperature: float = 1.0) -> Floats:
-    """Probabilities of the classes."""
+    """Return the probabilities of the classes."""
     scaled = logits.astype(np.float64) / temperature
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def sort_into_bins(shares: Floats, labels: Labels) -> tuple[Bin, ...]:
-    """The reliability bins of predictions; empty ones are there too."""
-    confidence, right = shares.max(axis=1), shares.argmax(axis=1) == labels
-    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+def bin_predictions(probabilities: Floats, labels: Labels) -> tuple[Bin, ...]:
+    """Return the reliability bins of predictions, including empty ones."""
+    confidence, correct = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    numbers = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     bins = []
     for index in range(BINS):
-        inside = place == index
+        inside = numbers == index
         count = int(inside.sum())
         bins.append(
-            Bin(count, float(confidence[inside].mean()), float(right[inside].mean())) if count else Bin(0, 0.0, 0.0)
+            Bin(count, float(confidence[inside].mean()), float(correct[inside].mean())) if count else Bin(0, 0.0, 0.0)
         )
     return tuple(bins)
 
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """The expected calibration error of bins, a share of 1."""
-    total = sum(one.images for one in bins)
-    return sum(one.images * abs(one.accuracy - one.confidence) for one in bins) / max(total, 1)
+    """Return the expected calibration error of bins, in [0, 1]."""
+    total = sum(entry.images for entry in bins)
+    return sum(entry.images * abs(entry.accuracy - entry.confidence) for entry in bins) / max(total, 1)
 
 
 def negative_log_likelihood(logits: Logits, labels: Labels, temperature: float = 1.0) -> float:
-    """Mean negative log-likelihood of the right classes."""
-    shares = softmax(logits, temperature)[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(shares, 1e-300)).mean())
+    """Return the mean negative log-likelihood of the labels."""
+    probabilities = softmax(logits, temperature)[np.arange(len(labels)), labels]
+    return float(-np.log(np.maximum(probabilities, 1e-300)).mean())
 
 
 def fit_temperature(logits: Logits, labels: Labels) -> float:
-    """The temperature with the smallest negative log-likelihood, by golden section over its logarithm."""
+    """Return the temperature with the smallest negative log-likelihood, by golden-section search of its logarithm."""
     ratio = (5**0.5 - 1) / 2
     low, high = np.log(_RANGE[0]), np.log(_RANGE[1])
     for _ in range(_STEPS):
@@ -91,8 +90,8 @@ def fit_temperature(logits: Logits, labels: Labels) -> float:
 
 
 def calibrate(logits: Logits, labels: Labels) -> Calibration:
-    """All figures of calibration for the outputs of one network."""
-    bins = sort_into_bins(softmax(logits), labels)
+    """Return all calibration figures of the logits of one model."""
+    bins = bin_predictions(softmax(logits), labels)
     fitted, held = slice(0, None, 2), slice(1, None, 2) if len(labels) > 1 else slice(0, None)
     temperature = fit_temperature(logits[fitted], labels[fitted])
     return Calibration(
@@ -100,6 +99,6 @@ def calibrate(logits: Logits, labels: Labels) -> Calibration:
         negative_log_likelihood=negative_log_likelihood(logits, labels),
         bins=bins,
         temperature=temperature,
-        held_out_error=calibration_error(sort_into_bins(softmax(logits[held]), labels[held])),
-        held_out_error_after=calibration_error(sort_into_bins(softmax(logits[held], temperature), labels[held])),
+        held_out_error=calibration_error(bin_predictions(softmax(logits[held]), labels[held])),
+        held_out_error_after=calibration_error(bin_predictions(softmax(logits[held], temperature), labels[held])),
     )

@@ -1,4 +1,4 @@
-"""Which classes are taken for which: the confusion matrix, and precision, recall and F1 of each class."""
+"""Confusion matrix, and precision, recall and F1 of each class."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ Classes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How well one class is found; shares of 1, zero where there is nothing to divide by."""
+    """Scores of one class, in [0, 1]; zero if the denominator is zero."""
 
     name: str
     images: int
@@ -22,24 +22,24 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Confusion:
-    """One pair of classes that is mixed up, and how often."""
+    """Number of images of one class that are predicted as another."""
 
     truth: str
-    answer: str
+    prediction: str
     images: int
 
 
-def count_confusions(answers: Classes, labels: Classes, classes: int) -> Counts:
-    """The matrix [truth, answer] of image counts."""
-    return np.bincount(labels * classes + answers, minlength=classes * classes).reshape(classes, classes)
+def count_confusions(predictions: Classes, labels: Classes, classes: int) -> Counts:
+    """Return the matrix [truth, prediction] of image counts."""
+    return np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
 
 
 def score_classes(matrix: Counts, names: tuple[str, ...]) -> list[ClassScore]:
-    """Precision, recall and F1 of each class, in label order."""
-    right = np.diag(matrix).astype(np.float64)
-    truths, answers = matrix.sum(axis=1), matrix.sum(axis=0)
-    precision, recall = right / np.maximum(answers, 1), right / np.maximum(truths, 1)
-    f1 = 2 * right / np.maximum(truths + answers, 1)
+    """Return precision, recall and F1 of each class, in label order."""
+    correct = np.diag(matrix).astype(np.float64)
+    truths, predictions = matrix.sum(axis=1), matrix.sum(axis=0)
+    precision, recall = correct / np.maximum(predictions, 1), correct / np.maximum(truths, 1)
+    f1 = 2 * correct / np.maximum(truths + predictions, 1)
     return [
         ClassScore(name, int(truths[i]), float(precision[i]), float(recall[i]), float(f1[i]))
         for i, name in enumerate(names)
@@ -47,8 +47,8 @@ def score_classes(matrix: Counts, names: tuple[str, ...]) -> list[ClassScore]:
 
 
 def worst_confusions(matrix: Counts, names: tuple[str, ...], limit: int) -> list[Confusion]:
-    """The pairs that are mixed up most often, the worst first."""
+    """Return the most frequent confusions, most frequent first."""
     wrong = matrix - np.diag(np.diag(matrix))
     order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
-    pairs = [divmod(int(place), len(names)) for place in order]
-    return [Confusion(names[t], names[a], int(wrong[t, a])) for t, a in pairs if wrong[t, a]]
+    pairs = [divmod(int(cell), len(names)) for cell in order]
+    return [Confusion(names[t], names[p], int(wrong[t, p])) for t, p in pairs if wrong[t, p]]

@@ -1,6 +1,6 @@
-"""Curves of a run as a picture: loss, accuracy and learning rate over epochs, from the run folder's tables alone.
+"""Curves of a run as an image: loss, accuracy and learning rate over epochs, from the tables in the run folder.
 
-Uses matplotlib's objects directly, with the Agg canvas: no window, no global state, no style of the user's.
+Uses matplotlib's objects with the Agg canvas, without pyplot: no window, no global state, no user style.
 """
 
 import io
@@ -29,7 +29,7 @@ def draw_curves(folder: Path) -> Path:
     """Draw curves.png in a run folder from its training.csv and validation.csv, and return its path."""
     training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
     if not read_table(training) and not read_table(validation):
-        raise ConvolveError(f"{folder}: {TRAINING_FILE} and {VALIDATION_FILE} have no rows; there is nothing to draw")
+        raise ConvolveError(f"{folder}: {TRAINING_FILE} and {VALIDATION_FILE} have no rows; nothing to draw")
     figure = Figure(figsize=(8, 9), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     loss, accuracy, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
@@ -37,9 +37,9 @@ def draw_curves(folder: Path) -> Path:
     _draw_loss(loss, read_points(training, "loss"), read_points(validation, "loss"))
     _draw_accuracy(accuracy, read_points(training, "accuracy"), read_points(validation, "accuracy"))
     _draw_rate(rate, read_points(training, "learning_rate"))
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_file(folder / CURVES_FILE, picture.getvalue())
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_file(folder / CURVES_FILE, png.getvalue())
     return folder / CURVES_FILE
 
 
@@ -89,7 +89,7 @@ def _name_best(axes: Axes, text: str) -> None:
 
 
 def _accuracy_range(training: Points, validation: Points) -> tuple[float, float]:
-    """The ends of the accuracy axis: the steep first tenth of training may leave it, so that the rest can be read."""
+    """Return the limits of the accuracy axis; the steep first tenth of training may be cut off to show the rest."""
     low = min(value for _, value in training[len(training) // 10 :] + validation)
     top = max(value for _, value in training + validation)
     margin = 0.1 * max(top - low, 0.01)

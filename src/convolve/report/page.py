@@ -1,4 +1,4 @@
-"""Reports as one self-contained HTML file: nothing is fetched, nothing runs; it can be mailed and kept."""
+"""The report as one self-contained HTML file, without scripts or external files."""
 
 import base64
 import io
@@ -27,23 +27,22 @@ _IMAGE_SIDE = 96
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that a report tells about one run; `evidence` is None where nothing was validated, `numbers` where nothing
-    about number formats is worth telling."""
+    """Content of the report of one run; `predictions` is None if nothing was validated, `numerics` if it is empty."""
 
     name: str
     curves: Mapping[str, Points]
     figures: Mapping[str, Any]
     config: str
     environment: Mapping[str, Any]
-    evidence: TestPredictions | None
-    numbers: NumericsSection | None = None
+    predictions: TestPredictions | None
+    numerics: NumericsSection | None = None
 
 
-def render(stories: Sequence[RunReport], written: str) -> str:
-    """The page for one run, or for several side by side."""
-    title = stories[0].name if len(stories) == 1 else f"{len(stories)} runs compared"
+def render(reports: Sequence[RunReport], written: str) -> str:
+    """Return the page for one run, or for several side by side."""
+    title = reports[0].name if len(reports) == 1 else f"{len(reports)} runs compared"
     style = resources.files("convolve.report").joinpath("report.css").read_text(encoding="utf-8")
-    body = [_figures(stories), _curves(stories), f'<div class="runs">{"".join(_details(one) for one in stories)}</div>']
+    body = [_figures(reports), _curves(reports), f'<div class="runs">{"".join(map(_details, reports))}</div>']
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -52,12 +51,12 @@ def render(stories: Sequence[RunReport], written: str) -> str:
     )
 
 
-def _figures(stories: Sequence[RunReport]) -> str:
-    keys = list(dict.fromkeys(key for one in stories for key in one.figures))
-    head = "".join(f'<th scope="col">{escape(one.name)}</th>' for one in stories)
+def _figures(reports: Sequence[RunReport]) -> str:
+    keys = list(dict.fromkeys(key for report in reports for key in report.figures))
+    head = "".join(f'<th scope="col">{escape(report.name)}</th>' for report in reports)
     rows = "".join(
         f'<tr><th scope="row">{escape(key.replace("_", " "))}</th>'
-        + "".join(f"<td>{_show(key, one.figures.get(key))}</td>" for one in stories)
+        + "".join(f"<td>{_show(key, report.figures.get(key))}</td>" for report in reports)
         + "</tr>"
         for key in keys
     )
@@ -74,18 +73,18 @@ def _show(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else escape(str(value))
 
 
-def _curves(stories: Sequence[RunReport]) -> str:
+def _curves(reports: Sequence[RunReport]) -> str:
     def lines(column: str) -> list[PlotLine]:
-        found = []
-        for number, one in enumerate(stories):
-            name = "" if len(stories) == 1 else f"{one.name} "
-            validation = 1 if len(stories) == 1 else number
-            found.append(PlotLine(f"{name}training", one.curves.get(f"training {column}", []), number, faint=True))
-            found.append(PlotLine(f"{name}validation", one.curves.get(f"validation {column}", []), validation))
-        return found
+        curves = []
+        for number, report in enumerate(reports):
+            name = "" if len(reports) == 1 else f"{report.name} "
+            validation = 1 if len(reports) == 1 else number
+            curves.append(PlotLine(f"{name}training", report.curves.get(f"training {column}", []), number, faint=True))
+            curves.append(PlotLine(f"{name}validation", report.curves.get(f"validation {column}", []), validation))
+        return curves
 
-    rates = [PlotLine(one.name, one.curves.get("rate", []), n, faint=True) for n, one in enumerate(stories)]
-    speeds = [PlotLine(one.name, one.curves.get("speed", []), n, faint=True) for n, one in enumerate(stories)]
+    rates = [PlotLine(report.name, report.curves.get("rate", []), n, faint=True) for n, report in enumerate(reports)]
+    speeds = [PlotLine(report.name, report.curves.get("speed", []), n, faint=True) for n, report in enumerate(reports)]
     plots = {
         "Loss": draw_lines(lines("loss"), "loss over epochs", lambda v: f"{v:g}", log=True),
         "Accuracy": draw_lines(lines("accuracy"), "accuracy over epochs", lambda v: f"{v:.1%}"),
@@ -95,44 +94,48 @@ def _curves(stories: Sequence[RunReport]) -> str:
     return f'<section class="plots">{"".join(panel(name, plot) for name, plot in plots.items())}</section>'
 
 
-def _details(story: RunReport) -> str:
-    parts = [f"<h2>{escape(story.name)}</h2>"]
-    if story.evidence is None:
+def _details(report: RunReport) -> str:
+    parts = [f"<h2>{escape(report.name)}</h2>"]
+    if report.predictions is None:
         parts.append('<p class="none">No test image was evaluated for this report.</p>')
     else:
-        parts += [_calibration(story.evidence), _confusion(story.evidence), _mistakes(story.evidence)]
-    if story.numbers is not None:
-        parts.append(render_numerics(story.numbers))
-    parts.append(f"<details><summary>Config</summary><pre>{escape(story.config)}</pre></details>")
+        parts += [_calibration(report.predictions), _confusion(report.predictions), _mistakes(report.predictions)]
+    if report.numerics is not None:
+        parts.append(render_numerics(report.numerics))
+    parts.append(f"<details><summary>Config</summary><pre>{escape(report.config)}</pre></details>")
     rows = "".join(
-        f'<tr><th scope="row">{escape(str(k))}</th><td>{escape(str(v))}</td></tr>' for k, v in story.environment.items()
+        f'<tr><th scope="row">{escape(str(k))}</th><td>{escape(str(v))}</td></tr>'
+        for k, v in report.environment.items()
     )
     parts.append(f"<details><summary>Environment</summary><table>{rows}</table></details>")
     return f"<section>{''.join(parts)}</section>"
 
 
-def _calibration(evidence: TestPredictions) -> str:
-    found = calibrate(evidence.logits, evidence.labels)
+def _calibration(predictions: TestPredictions) -> str:
+    calibration = calibrate(predictions.logits, predictions.labels)
     return (
-        f"<h3>Calibration</h3><p>{escape(evidence.what)}: accuracy {evidence.accuracy:.2%} of {len(evidence.labels):,}"
-        f" test images. Expected calibration error {found.error:.2%}, negative log-likelihood "
-        f"{found.negative_log_likelihood:.4f}. Temperature {found.temperature:.3f}, fitted on every second image, "
-        f"takes the error of the others from {found.held_out_error:.2%} to {found.held_out_error_after:.2%}.</p>"
-        + panel("Reliability: accuracy over confidence", draw_reliability(found.bins))
+        f"<h3>Calibration</h3><p>{escape(predictions.subject)}: accuracy {predictions.accuracy:.2%} of "
+        f"{len(predictions.labels):,} test images. Expected calibration error {calibration.error:.2%}, negative "
+        f"log-likelihood {calibration.negative_log_likelihood:.4f}. Temperature {calibration.temperature:.3f}, fitted "
+        f"on every second image, changes the error of the others from {calibration.held_out_error:.2%} to "
+        f"{calibration.held_out_error_after:.2%}.</p>"
+        + panel("Reliability: accuracy over confidence", draw_reliability(calibration.bins))
     )
 
 
-def _confusion(evidence: TestPredictions) -> str:
-    names = evidence.classes
-    matrix = count_confusions(evidence.answers, evidence.labels, len(names))
+def _confusion(predictions: TestPredictions) -> str:
+    names = predictions.classes
+    matrix = count_confusions(predictions.predictions, predictions.labels, len(names))
     scores = score_classes(matrix, names)
     parts = ["<h3>Confusion</h3>"]
     if len(names) <= MATRIX_CLASSES:
         parts.append(f'<div class="wide">{draw_matrix(matrix, names)}</div>')
     pairs = worst_confusions(matrix, names, SHOWN_PAIRS)
     if pairs:
-        items = "".join(f"<li>{escape(p.truth)} taken for {escape(p.answer)}: {p.images:,}</li>" for p in pairs[:5])
-        parts.append(f"<p>Mixed up most often:</p><ol>{items}</ol>")
+        items = "".join(
+            f"<li>{escape(p.truth)} predicted as {escape(p.prediction)}: {p.images:,}</li>" for p in pairs[:5]
+        )
+        parts.append(f"<p>Most frequent confusions:</p><ol>{items}</ol>")
     shown = sorted(scores, key=lambda score: score.f1)[:SHOWN_CLASSES] if len(scores) > SHOWN_CLASSES else scores
     note = f" (the {SHOWN_CLASSES} with the lowest F1 of {len(scores)})" if len(scores) > SHOWN_CLASSES else ""
     rows = "".join(
@@ -145,23 +148,23 @@ def _confusion(evidence: TestPredictions) -> str:
     return "".join(parts)
 
 
-def _mistakes(evidence: TestPredictions) -> str:
-    if not evidence.mistakes:
+def _mistakes(predictions: TestPredictions) -> str:
+    if not predictions.mistakes:
         return "<h3>Mistakes</h3><p>None.</p>"
-    shown = "".join(_mistake(one, evidence.classes) for one in evidence.mistakes)
+    shown = "".join(_mistake(mistake, predictions.classes) for mistake in predictions.mistakes)
     return f'<h3>Most confident mistakes</h3><div class="gallery">{shown}</div>'
 
 
-def _mistake(one: Mistake, classes: tuple[str, ...]) -> str:
-    truth, answer = escape(classes[one.truth]), escape(classes[one.answer])
+def _mistake(mistake: Mistake, classes: tuple[str, ...]) -> str:
+    truth, prediction = escape(classes[mistake.truth]), escape(classes[mistake.prediction])
     return (
-        f'<figure><img alt="test image {one.index}" src="{image_data_url(one.pixels)}">'
-        f"<figcaption>{answer} {one.probability:.1%}<br>is {truth}</figcaption></figure>"
+        f'<figure><img alt="test image {mistake.index}" src="{image_data_url(mistake.pixels)}">'
+        f"<figcaption>{prediction} {mistake.probability:.1%}<br>is {truth}</figcaption></figure>"
     )
 
 
 def image_data_url(pixels: Pixels) -> str:
-    """A picture [H, W, C] as an address that holds the picture itself."""
+    """Return an image [H, W, C] as a data URL, reduced to a thumbnail."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image.thumbnail((_IMAGE_SIDE, _IMAGE_SIDE))
     file = io.BytesIO()
@@ -170,5 +173,5 @@ def image_data_url(pixels: Pixels) -> str:
 
 
 def report_path(folder: Path) -> Path:
-    """Where the report of one run stands."""
+    """Return the path of the report of a run."""
     return folder / REPORT_FILE

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: no script, no font, no file beside the page; colors come from the page's style."""
+"""Plots as inline SVG without scripts, fonts or external files; colors come from the style of the page."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ COLORS = 6
 
 @dataclass(frozen=True)
 class PlotLine:
-    """One curve: `color` is a number of the page's palette; faint lines are thin, with no points."""
+    """One curve; `color` is an index into the palette of the page, `faint` lines are thin and have no markers."""
 
     name: str
     points: Points
@@ -28,15 +28,15 @@ class PlotLine:
 
 
 def thin(points: Points) -> Points:
-    """At most a few hundred points, the first and the last among them."""
+    """Return at most `MAX_POINTS` points, including the first and the last."""
     if len(points) <= MAX_POINTS:
         return points
-    places = np.unique(np.linspace(0, len(points) - 1, MAX_POINTS).round().astype(int))
-    return [points[place] for place in places]
+    indices = np.unique(np.linspace(0, len(points) - 1, MAX_POINTS).round().astype(int))
+    return [points[index] for index in indices]
 
 
 def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover a range."""
+    """Return round numbers that cover a range."""
     span = high - low or 1.0
     step = 10 ** math.floor(math.log10(span / count))
     step *= next((factor for factor in (1, 2, 5, 10) if span / (step * factor) <= count), 10)
@@ -46,7 +46,7 @@ def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """The place of values on the paper."""
+    """Axis ranges, and the coordinates of values in the drawing."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -72,20 +72,20 @@ class _Axes:
 def draw_lines(
     lines: Sequence[PlotLine],
     label: str,
-    shown: Callable[[float], str],
+    format_tick: Callable[[float], str],
     *,
     log: bool = False,
     across: str = "epoch",
     marks: PlotLine | None = None,
 ) -> str:
-    """A plot of curves; `label` is what a screen reader says, `marks` are places that are ticked at the bottom."""
+    """Plot curves; `label` is for screen readers, `marks` are drawn as ticks at the bottom."""
     lines = [PlotLine(line.name, thin(line.points), line.color, line.faint) for line in lines if line.points]
     values = [y for line in lines for _, y in line.points]
     if not values:
-        return f'<p class="none">{escape(label)}: nothing was recorded</p>'
+        return f'<p class="none">{escape(label)}: no data</p>'
     log = log and min(values) > 0 and max(values) / min(values) > 20
     frame = _Axes((0.0, max(x for line in lines for x, _ in line.points)), _range(values, log), log)
-    body = [_axes(frame, shown, across), *(_curve(frame, line) for line in lines)]
+    body = [_axes(frame, format_tick, across), *(_curve(frame, line) for line in lines)]
     if marks is not None and marks.points:
         body.append(_ticks(frame, marks))
         lines.append(marks)
@@ -93,9 +93,9 @@ def draw_lines(
 
 
 def _ticks(frame: _Axes, marks: PlotLine) -> str:
-    """Short strokes that rise from the bottom."""
-    floor = HEIGHT - BOTTOM
-    strokes = "".join(f"M{frame.across(x):.1f},{floor}v-14" for x, _ in thin(marks.points))
+    """Draw short strokes that rise from the bottom."""
+    bottom = HEIGHT - BOTTOM
+    strokes = "".join(f"M{frame.across(x):.1f},{bottom}v-14" for x, _ in thin(marks.points))
     return f'<path class="line c{marks.color % COLORS}" d="{strokes}"/>'
 
 
@@ -107,12 +107,12 @@ def _range(values: Sequence[float], log: bool) -> tuple[float, float]:
     return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
-def _axes(frame: _Axes, shown: Callable[[float], str], across: str) -> str:
+def _axes(frame: _Axes, format_tick: Callable[[float], str], across: str) -> str:
     parts = []
     for value in frame.ticks_down():
         y = frame.down(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown(value)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_tick(value)}</text>')
     for value in choose_ticks(*frame.x):
         x = frame.across(value)
         parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:g}</text>')
@@ -122,13 +122,13 @@ def _axes(frame: _Axes, shown: Callable[[float], str], across: str) -> str:
 
 
 def _curve(frame: _Axes, line: PlotLine) -> str:
-    places = [(frame.across(x), frame.down(y)) for x, y in line.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    coordinates = [(frame.across(x), frame.down(y)) for x, y in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in coordinates)
     color = f"c{line.color % COLORS}"
     drawn = f'<polyline class="line {color}{" faint" if line.faint else ""}" points="{path}"/>'
-    if line.faint and len(places) > 1:
+    if line.faint and len(coordinates) > 1:
         return drawn
-    return drawn + "".join(f'<circle class="dot {color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+    return drawn + "".join(f'<circle class="dot {color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in coordinates)
 
 
 def _legend(lines: Sequence[PlotLine]) -> str:
@@ -140,17 +140,17 @@ def _legend(lines: Sequence[PlotLine]) -> str:
 
 
 def draw_reliability(bins: Sequence[Bin]) -> str:
-    """Accuracy over confidence: bars on the diagonal mean that probabilities are what they say."""
+    """Plot accuracy over confidence; the bars of a calibrated model end at the diagonal."""
     frame = _Axes((0.0, 1.0), (0.0, 1.0))
     width = (frame.across(1.0) - frame.across(0.0)) / max(len(bins), 1)
     parts = [_axes(frame, lambda value: f"{value:.0%}", "confidence")]
-    for index, one in enumerate(bins):
-        if one.images:
-            left, top = frame.across(index / len(bins)), frame.down(one.accuracy)
+    for index, entry in enumerate(bins):
+        if entry.images:
+            left, top = frame.across(index / len(bins)), frame.down(entry.accuracy)
             parts.append(
                 f'<rect class="bar" x="{left + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" '
-                f'height="{frame.down(0.0) - top:.1f}"><title>{one.images} images: confidence {one.confidence:.1%}, '
-                f"accuracy {one.accuracy:.1%}</title></rect>"
+                f'height="{frame.down(0.0) - top:.1f}"><title>{entry.images} images: '
+                f"confidence {entry.confidence:.1%}, accuracy {entry.accuracy:.1%}</title></rect>"
             )
     ends = f'x1="{frame.across(0)}" y1="{frame.down(0)}" x2="{frame.across(1)}" y2="{frame.down(1)}"'
     parts.append(f'<line class="diagonal" {ends}/>')
@@ -158,24 +158,26 @@ def draw_reliability(bins: Sequence[Bin]) -> str:
 
 
 def draw_matrix(matrix: npt.NDArray[np.int64], names: Sequence[str]) -> str:
-    """A confusion matrix as a table whose cells are shaded by their share of the row."""
+    """Return a confusion matrix as a table whose cells are shaded by their fraction of the row."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     rows = []
     for truth, counts in enumerate(matrix):
         total = max(int(counts.sum()), 1)
-        cells = "".join(_cell(int(count), count / total, truth == answer) for answer, count in enumerate(counts))
+        cells = "".join(
+            _cell(int(count), count / total, truth == prediction) for prediction, count in enumerate(counts)
+        )
         rows.append(f'<tr><th scope="row">{escape(names[truth])}</th>{cells}</tr>')
-    return f'<table class="matrix"><tr><td class="corner">truth \\ answer</td>{head}</tr>{"".join(rows)}</table>'
+    return f'<table class="matrix"><tr><td class="corner">truth \\ prediction</td>{head}</tr>{"".join(rows)}</table>'
 
 
-def _cell(count: int, share: float, right: bool) -> str:
-    kind = "right" if right else "wrong"
-    shade = min(1.0, share if right else 4 * share)
+def _cell(count: int, fraction: float, correct: bool) -> str:
+    kind = "right" if correct else "wrong"
+    shade = min(1.0, fraction if correct else 4 * fraction)
     return f'<td class="{kind}" style="--s:{shade:.2f}">{count or ""}</td>'
 
 
 def panel(name: str, inner: str) -> str:
-    """A plot with its heading."""
+    """Return a plot with its heading."""
     return f"<figure><figcaption>{escape(name)}</figcaption>{inner}</figure>"
 
 

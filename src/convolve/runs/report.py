@@ -57,10 +57,10 @@ def collect_predictions(
         for batch in material.test_loader().batches(BATCH):
             logits = execution.forward(network, batch.images).float().cpu().numpy()
             labels = batch.labels.cpu().numpy().astype(np.int64)
-            rows = collector.wanted(logits, labels)
+            rows = collector.select(logits, labels)
             pixels = to_pixels(batch.images[rows], material.transform)
             collector.add(logits, labels, dict(zip(rows, pixels, strict=True)))
-    return collector.evidence()
+    return collector.result()
 
 
 def write_training_report(
@@ -115,10 +115,10 @@ def _warn(folder: Path, evidence: TestPredictions | None, environment: dict[str,
 
 
 def _figures(story: RunReport) -> RunFigures:
-    if story.evidence is None:
+    if story.predictions is None:
         return RunFigures(story.name, None, None, None)
-    found = calibrate(story.evidence.logits, story.evidence.labels)
-    return RunFigures(story.name, story.evidence.accuracy, found.error, found.temperature)
+    found = calibrate(story.predictions.logits, story.predictions.labels)
+    return RunFigures(story.name, story.predictions.accuracy, found.error, found.temperature)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

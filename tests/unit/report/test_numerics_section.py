@@ -71,7 +71,7 @@ def test_a_run_that_overflows_shows_where_and_what_it_cost(page):
     assert f"{len(skipped)} of 14 steps skipped" in text
     ticks = re.search(r'aria-label="loss scale over steps">.*?<path class="line c1" d="([^"]*)"', text)[1]
     assert ticks.count("M") == len(skipped)
-    assert "Where most values overflowed" in text and "<td class=bad>100.00%</td>" in text
+    assert "Survey with the most overflows" in text and "<td class=bad>100.00%</td>" in text
 
 
 def test_each_layer_and_direction_has_its_histogram(page):
@@ -94,7 +94,7 @@ def test_the_scale_is_a_staircase_over_steps(tmp_path):
     (a, first), (b, held), (c, second), (d, last) = places
     assert first == held < second == last and b == c
     assert (b - a) == pytest.approx(d - c)
-    assert "Loss scale 2^15 at the end" in text and "No survey of exponents was made" in text
+    assert "Loss scale 2^15 at the end" in text and "No exponent survey" in text
 
 
 def test_what_a_restore_took_back_is_not_told(tmp_path):

@@ -17,7 +17,7 @@ from convolve.inference import classifier
 from convolve.inference.gradcam import grad_cam
 from convolve.loggers.base import SilentConsole
 from convolve.models.network import Network
-from convolve.report.calibration import calibrate, calibration_error, fit_temperature, softmax, sort_into_bins
+from convolve.report.calibration import bin_predictions, calibrate, calibration_error, fit_temperature, softmax
 from convolve.report.confusion import count_confusions, score_classes, worst_confusions
 from convolve.report.page import RunReport, render
 from convolve.report.predictions import MISTAKES, PredictionCollector
@@ -99,10 +99,10 @@ def test_names_cannot_become_markup():
     collector = PredictionCollector((evil, "b"), evil)
     logits = np.array([[2.0, 1.0], [0.0, 3.0]], np.float32)
     labels = np.array([1, 1])
-    rows = collector.wanted(logits, labels)
+    rows = collector.select(logits, labels)
     collector.add(logits, labels, {row: np.zeros((4, 4, 1), np.uint8) for row in rows})
     story = RunReport(
-        evil, {"training loss": [(0, 1), (1, 0.5)]}, {"network": evil}, evil, {evil: evil}, collector.evidence()
+        evil, {"training loss": [(0, 1), (1, 0.5)]}, {"network": evil}, evil, {evil: evil}, collector.result()
     )
     text = render([story], evil)
     assert "<script" not in text and text.count("&lt;script&gt;") >= 6
@@ -117,7 +117,7 @@ def test_confusions_and_scores_are_counted_right():
     assert (one.precision, one.recall, one.images) == (pytest.approx(2 / 3), pytest.approx(2 / 3), 3)
     assert two.f1 == pytest.approx(2 * 1 * (2 / 3) / (1 + 2 / 3))
     assert (three.precision, three.recall, three.f1) == (0, 0, 0)
-    assert [(pair.truth, pair.answer) for pair in worst_confusions(matrix, ("a", "b", "c"), 5)] == [
+    assert [(pair.truth, pair.prediction) for pair in worst_confusions(matrix, ("a", "b", "c"), 5)] == [
         ("a", "b"),
         ("c", "a"),
     ]
@@ -126,7 +126,7 @@ def test_confusions_and_scores_are_counted_right():
 def test_calibration_error_is_that_of_its_definition():
     shares = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.3, 0.7]])
     labels = np.array([0, 1, 0, 1])
-    bins = sort_into_bins(shares, labels)
+    bins = bin_predictions(shares, labels)
     assert sum(one.images for one in bins) == 4
     assert calibration_error(bins) == pytest.approx((2 * abs(0.5 - 0.9) + abs(1 - 0.6) + abs(1 - 0.7)) / 4)
 
@@ -149,16 +149,16 @@ def test_only_the_most_confident_mistakes_are_kept():
     for _ in range(5):
         logits = random.normal(size=(40, 2)).astype(np.float32)
         labels = random.integers(0, 2, 40)
-        rows = collector.wanted(logits, labels)
+        rows = collector.select(logits, labels)
         collector.add(logits, labels, {row: np.zeros((2, 2, 1), np.uint8) for row in rows})
         shares = softmax(logits)
         everything += [float(s.max()) for s, label in zip(shares, labels, strict=True) if s.argmax() != label]
-    kept = [one.probability for one in collector.evidence().mistakes]
+    kept = [one.probability for one in collector.result().mistakes]
     assert kept == sorted(everything, reverse=True)[:MISTAKES]
 
 
 def test_plots_survive_odd_curves():
-    assert "nothing was recorded" in draw_lines([PlotLine("a", [])], "loss", str)
+    assert "no data" in draw_lines([PlotLine("a", [])], "loss", str)
     for points in ([(0, 0)], [(0, 1), (1, 1)], [(0, 1e-9), (5, 1e9)], [(0, -1), (1, 1)]):
         text = draw_lines([PlotLine("a", points)], "loss", str, log=True)
         assert "nan" not in text and "inf" not in text

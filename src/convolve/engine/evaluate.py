@@ -1,7 +1,7 @@
 """Exact evaluation: every sample is counted once, and the model is left unchanged.
 
 Batch norms are folded into convolutions in a temporary copy: the same function to the last few bits, with fewer passes
-over memory. A model with hooks, such as those of emulated number formats, is evaluated as it is.
+over memory. A model with hooks, or in an execution that rounds results (16-bit formats), is evaluated without folding.
 
 Test-time augmentation averages logits over views. One view is the image. Two are the image and its mirror image. Six
 add both of these shifted by one pixel, up and left or down and right, with reflected edges:

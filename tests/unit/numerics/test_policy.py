@@ -7,7 +7,7 @@ import torch
 
 from convolve.config import PrecisionConfig
 from convolve.errors import ConfigError, DeviceError
-from convolve.kernels import rounding
+from convolve.kernels import build
 from convolve.numerics.formats import BF16, FP16, FP32
 from convolve.numerics.op_table import ListColor, OperationLists
 from convolve.numerics.policy import build_policy
@@ -130,6 +130,6 @@ def test_auto_explains_what_the_probe_found(tmp_path, monkeypatch, works, speeds
 
 
 def test_the_choice_names_the_reason_for_rounding_without_native_code(monkeypatch):
-    monkeypatch.setattr(rounding, "_library", lambda: "cc failed: no such option")
+    monkeypatch.setattr(build, "load", lambda file: build.Unavailable("cc failed: no such option"))
     choice = select_numerics(PrecisionConfig(precision="16.16"), torch.device("cpu"))
     assert "rounding in torch (cc failed: no such option)" in choice.reason

@@ -1,4 +1,4 @@
-"""`convolve configs`: what is shipped, and where each value of one config comes from."""
+"""Python functions of `convolve configs`: list the named configs, and show the origin of each value."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class ConfigListing:
 
 @dataclass(frozen=True)
 class Value:
-    """One option of a resolved config and the layer that it comes from."""
+    """One option of a resolved config and the layer that set it."""
 
     option: str
     value: Any
@@ -29,12 +29,14 @@ class Value:
 
 
 def list_configs(path: Path | None) -> list[ConfigListing]:
-    """Every named config, the user's own included."""
+    """Return all named configs, shipped ones and those in the file at `path`."""
     return [ConfigListing(entry.name, entry.summary, entry.base, entry.also) for entry in load_entries(path).values()]
 
 
 def show(name: str, path: Path | None) -> list[Value]:
-    """One config with all its values."""
+    """Return one config with all its values and their origins."""
     find_config(name, load_entries(path))
     resolved = resolve(name, path)
-    return [Value(flag_name(knob), value, resolved.origins[knob]) for knob, value in resolved.config.values().items()]
+    return [
+        Value(flag_name(option), value, resolved.origins[option]) for option, value in resolved.config.values().items()
+    ]

@@ -1,8 +1,8 @@
-"""The machine: devices, CPU abilities, threads, memory. The only file that names kinds of accelerators.
+"""Devices, CPU capabilities, threads and memory of this machine. The only file that names kinds of accelerators.
 
-A CPU can lie. Some virtual machines advertise AMX, and a bf16 matmul that believes it ends the process with an illegal
-instruction that nobody can catch. So abilities are found by running the operation in a child process; the answer is
-kept per machine, and a limit for oneDNN is set before torch is imported. Hence this module imports torch inside
+CPU flags are not reliable. Some virtual machines advertise AMX, and a bf16 matmul that uses it ends the process with an
+illegal instruction, which cannot be caught. So capabilities are found by running the operation in a child process. The
+result is cached per machine, and a limit for oneDNN is set before torch is imported: this module imports torch inside
 functions only.
 """
 
@@ -51,7 +51,7 @@ print(flop / best / 1e9)
 
 @dataclass(frozen=True)
 class Capability:
-    """Whether one operation works in one number format on this CPU, and how fast."""
+    """Result of a probe: one operation in one number format on this CPU."""
 
     operation: str
     number_format: str
@@ -61,10 +61,10 @@ class Capability:
 
 
 def cache_folder() -> Path:
-    """Where convolve keeps what it can make again: data sets, probe answers."""
-    named = os.environ.get("CONVOLVE_CACHE")
-    if named:
-        return Path(named)
+    """Return the folder of everything that can be recreated: data sets, compiled kernels, probe results."""
+    folder = os.environ.get("CONVOLVE_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convolve"
 
 
@@ -77,23 +77,23 @@ def _cpu_text() -> str:
 
 
 def cpu_flags() -> set[str]:
-    """What the CPU says it can do; a hint, not a fact."""
+    """Return the flags that the CPU advertises, not all of which have to work."""
     line = next((line for line in _cpu_text().splitlines() if line.startswith("flags")), "")
     return set(line.partition(":")[2].split())
 
 
 def cpu_name() -> str:
-    """The CPU's own name."""
+    """Return the model name of the CPU."""
     line = next((line for line in _cpu_text().splitlines() if line.startswith("model name")), "")
     return line.partition(":")[2].strip() or platform.processor() or platform.machine()
 
 
 def _probe_file() -> Path:
-    facts = [cpu_name(), *sorted(cpu_flags()), metadata.version("torch"), platform.release()]
-    return cache_folder() / f"cpu-{hashlib.sha256(' '.join(facts).encode()).hexdigest()[:16]}.json"
+    parts = [cpu_name(), *sorted(cpu_flags()), metadata.version("torch"), platform.release()]
+    return cache_folder() / f"cpu-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}.json"
 
 
-def _recall() -> dict[str, dict[str, object]]:
+def _read_probes() -> dict[str, dict[str, object]]:
     try:
         known = json.loads(_probe_file().read_text())
     except (OSError, ValueError):
@@ -101,19 +101,19 @@ def _recall() -> dict[str, dict[str, object]]:
     return known if isinstance(known, dict) else {}
 
 
-def _remember(name: str, ability: Capability) -> None:
+def _store_probe(name: str, capability: Capability) -> None:
     file = _probe_file()
     # Without a writable cache the probe runs again next time; nothing else depends on it.
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(file) as draft:
-            draft.write_text(json.dumps({**_recall(), name: asdict(ability)}))
+            draft.write_text(json.dumps({**_read_probes(), name: asdict(capability)}))
 
 
 def probe(operation: str, number_format: str, *, limited: bool) -> Capability:
-    """Run one operation in a child process (or recall its answer); a child that dies means "does not work"."""
+    """Run one operation in a child process, or return its cached result. A child that dies means it does not work."""
     name = f"{operation}-{number_format}-{'limited' if limited else 'free'}"
-    known = _recall().get(name)
+    known = _read_probes().get(name)
     if known is not None:
         return Capability(**known)  # type: ignore[arg-type]
     environment = {key: value for key, value in os.environ.items() if key != ISA_LIMIT}
@@ -127,25 +127,28 @@ def probe(operation: str, number_format: str, *, limited: bool) -> Capability:
         check=False,
     )
     works = done.returncode == 0
-    ability = Capability(operation, number_format, works, float(done.stdout) if works else 0.0, limited)
-    _remember(name, ability)
-    return ability
+    capability = Capability(operation, number_format, works, float(done.stdout) if works else 0.0, limited)
+    _store_probe(name, capability)
+    return capability
 
 
 def amx_is_broken() -> bool:
-    """True where the CPU advertises AMX and dies of it."""
+    """Return True if the CPU advertises AMX, but using it kills the process."""
     return "amx_tile" in cpu_flags() and not probe("matmul", "bfloat16", limited=False).works
 
 
 def prepare() -> None:
-    """Make the process safe and quick; must run before torch is imported. What the user has set stays."""
+    """Configure oneDNN and malloc for this process. Call before importing torch.
+
+    Keeps ONEDNN_MAX_CPU_ISA if it is set.
+    """
     if ISA_LIMIT not in os.environ and amx_is_broken():
         os.environ[ISA_LIMIT] = SAFE_ISA
     _keep_memory()
 
 
 def _keep_memory() -> None:
-    """Ask glibc to keep freed blocks: a small network's step otherwise spends its time in page faults."""
+    """Make glibc keep freed blocks: the steps of a small model would otherwise spend their time in page faults."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -153,7 +156,7 @@ def _keep_memory() -> None:
 
 
 def available_threads() -> int:
-    """CPU threads that this process may really use: OMP_NUM_THREADS, affinity and the control group's quota count."""
+    """Return the CPU threads for this process: OMP_NUM_THREADS, else affinity and the quota of the control group."""
     if os.environ.get("OMP_NUM_THREADS", "").isdigit():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -165,7 +168,7 @@ def available_threads() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of the control group where that is less."""
+    """Return the memory of the machine, or of the control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -174,7 +177,7 @@ def memory_bytes() -> int:
 
 
 def available() -> list[str]:
-    """Kinds of devices that work here, the best first, `cpu` always last."""
+    """Return the kinds of devices that are available, the best first, `cpu` always last."""
     import torch
 
     found = [kind for kind in KINDS if getattr(getattr(torch, kind, None), "is_available", lambda: False)()]
@@ -203,16 +206,14 @@ def select(name: str) -> torch.device:
     if name == "auto":
         return torch.device(kinds[0])
     if kind not in (*KINDS, "cpu") or (index and not index.isdigit()):
-        raise DeviceError(
-            f"device={name}: not a device that PyTorch drives here; choose auto or one of {', '.join(kinds)}"
-        )
+        raise DeviceError(f"--device {name}: unknown device; choose auto or one of {', '.join(kinds)}")
     if kind not in kinds:
-        raise DeviceError(f"device={name}: there is none on this machine; choose auto or one of {', '.join(kinds)}")
+        raise DeviceError(f"--device {name}: not available on this machine; choose auto or one of {', '.join(kinds)}")
     return torch.device(name)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it, so that a clock can be read."""
+    """Wait until the device has finished all queued work."""
     import torch
 
     if device.type != "cpu":
@@ -220,7 +221,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """The format with most bits that the device adds up in."""
+    """Return the widest float format in which the device can sum."""
     import torch
 
     return torch.float32 if device.type == "mps" else torch.float64

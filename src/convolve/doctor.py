@@ -16,7 +16,7 @@ EXTRAS = {
     "serve": ("starlette", "uvicorn", "httptools"),
 }
 
-# What is done in C: the files, and how they are compiled.
+# Native code: C files and compiler options.
 NATIVE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "layers": (("batch_norm.c", "conv_pool.c", "depthwise.c", "winograd.c"), binding.OPTIONS),
     "pictures": (("jpeg.c", "resize.c"), ()),
@@ -28,7 +28,7 @@ PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for o
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Facts about the machine, each found by trying it where that is possible."""
+    """Facts about the machine, found by trying if possible."""
 
     versions: dict[str, str]
     devices: list[str]
@@ -44,7 +44,7 @@ class DoctorReport:
 
 
 def run(console: Console) -> DoctorReport:
-    """Look at the machine; operations that could end a process are tried in child processes."""
+    """Probe the machine; operations that could kill the process run in child processes."""
     broken = device.amx_is_broken()
     abilities = []
     for number, (operation, kind) in enumerate(PROBES):
@@ -71,7 +71,7 @@ def run(console: Console) -> DoctorReport:
 
 
 def _try_native(files: tuple[str, ...], options: tuple[str, ...]) -> str:
-    """Compile C files, unless the cache has them. Returns the reasons if that fails."""
+    """Compile C files that are not cached. Return "compiled", or the reasons of a failure."""
     results = [build.load(file, options) for file in files]
     reasons = dict.fromkeys(result.reason for result in results if isinstance(result, build.Unavailable))
     return "; ".join(reasons) or "compiled"

@@ -48,7 +48,7 @@ def test_of_two_trainings_that_want_one_folder_one_gets_it_and_the_other_one_lin
         config = small_config(tmp_path / str(number))
         told = outcomes([Job(config.parallel, session.train, config) for _ in range(2)])
         assert told.count(None) == 1
-        assert "the folder is not empty; go on with its run by" in "".join(filter(None, told))
+        assert "folder is not empty; resume its run with" in "".join(filter(None, told))
         assert weights_hash(tmp_path / str(number)) == unbroken
 
 
@@ -63,7 +63,7 @@ def test_a_run_that_is_being_trained_is_not_restored_and_goes_on_undisturbed(tmp
     job = Job(config.parallel, session.train, config)
     wait_for_checkpoint(tmp_path / "run")
     with counted.one("two runs in one folder"):
-        with pytest.raises(ParallelError, match=rf"process {job.processes[0].pid} is training in this run folder"):
+        with pytest.raises(ParallelError, match=rf"run folder is locked by process {job.processes[0].pid}"):
             session.resume(tmp_path / "run", SilentConsole())
         assert outcomes([job]) == [None]
         assert weights_hash(tmp_path / "run") == unbroken
@@ -79,7 +79,7 @@ def test_restores_that_start_together_take_turns(tmp_path, unbroken, counted):
     with counted.one("two runs in one folder"):
         restores = [Job(config.parallel, restore_run, tmp_path / "run", Changes()) for _ in range(2)]
         told = outcomes(restores)
-        assert None in told and all("is training in this run folder" in line for line in filter(None, told))
+        assert None in told and all("run folder is locked by process" in line for line in filter(None, told))
         assert weights_hash(tmp_path / "run") == unbroken
 
 

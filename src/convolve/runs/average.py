@@ -1,15 +1,7 @@
-"""`convolve average`: one network from several checkpoints of a run.
+"""`convolve average`: one model from several checkpoints of a run.
 
-Batch-norm statistics belong to the weights that they were measured with. Those of an average are therefore measured
-again, on training images, unless the average of the statistics is asked for.
-
-Averages of checkpoints: a mean or an exponential one, computed in float64 and stored in each tensor's own format.
-
-    mean           (c_1 + ... + c_n) / n
-    exponential    a := c_1;  a := d a + (1 - d) c_i  for i = 2 ... n
-
-An average is a checkpoint of its own, in `averages/<name>` of the run, without optimizer state. Norm statistics are
-averaged here like all else, which is only roughly right for batch norm: whoever has data re-estimates them afterwards.
+Batch-norm statistics belong to the weights with which they were measured. Those of an average are measured again on
+training images, unless `--statistics averaged` is given. The arithmetic of averages is in checkpoint/averaging.py.
 """
 
 from collections.abc import Iterable
@@ -45,7 +37,7 @@ STATISTICS_BATCH = 250
 
 @dataclass(frozen=True)
 class AverageRecipe:
-    """How an average is made: the last `count` checkpoints (None: all) before the last `discard_last`."""
+    """What to average: the last `count` checkpoints (None: all), without the newest `discard_last`."""
 
     mode: Mode
     count: int | None = None
@@ -55,7 +47,7 @@ class AverageRecipe:
 
     @property
     def name(self) -> str:
-        """The folder that the average is stored in."""
+        """Name of the folder of the average."""
         parts: list[str] = [self.mode]
         if self.mode == "exponential":
             parts.append(f"{self.decay:g}")
@@ -68,7 +60,7 @@ class AverageRecipe:
 
 @dataclass(frozen=True)
 class AverageReport:
-    """Where an average is, what went into it, and how it validates."""
+    """Result of averaging: the saved average, its checkpoints and its validation."""
 
     path: Path
     checkpoints: list[str]
@@ -77,7 +69,7 @@ class AverageReport:
 
 
 def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str | None = None) -> AverageReport:
-    """Average the checkpoints of a run, measure batch-norm statistics, store and validate the result."""
+    """Average the checkpoints of a run, measure batch-norm statistics, save and validate the result."""
     paths = choose_checkpoints(find_checkpoints(folder), recipe)
     saved = save_average_of(folder, paths, recipe, name)
     trained = load_trained(saved)
@@ -90,25 +82,25 @@ def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str 
 
 
 def choose_checkpoints(paths: list[Path], recipe: AverageRecipe) -> list[Path]:
-    """The checkpoints that a recipe means, oldest first."""
-    kept = paths[: len(paths) - recipe.discard_last] if recipe.discard_last < len(paths) else []
+    """Return the checkpoints of a recipe, oldest first."""
+    chosen = paths[: len(paths) - recipe.discard_last] if recipe.discard_last < len(paths) else []
     if recipe.mode == "ema":
-        kept = kept[-1:]
+        chosen = chosen[-1:]
     elif recipe.count is not None:
-        kept = kept[-recipe.count :]
-    if not kept:
+        chosen = chosen[-recipe.count :]
+    if not chosen:
         raise ConfigError(
-            f"discard-last={recipe.discard_last}: the run has {len(paths)} checkpoints; leave one at least"
+            f"--discard-last {recipe.discard_last}: the run has {len(paths)} checkpoints; keep at least one"
         )
-    return kept
+    return chosen
 
 
 def save_average_of(folder: Path, paths: list[Path], recipe: AverageRecipe, name: str | None = None) -> Path:
-    """Compute an average and store it in the run."""
+    """Compute an average and save it in the run folder."""
     newest = load(paths[-1])
     weights = _ema_weights(newest, paths[-1]) if recipe.mode == "ema" else _blend(paths, recipe)
-    facts = {"averaged": [path.name for path in paths], "averaging": recipe.name}
-    snapshot = replace_weights(newest, weights, dict(facts))
+    metadata: dict[str, object] = {"averaged": [path.name for path in paths], "averaging": recipe.name}
+    snapshot = replace_weights(newest, weights, metadata)
     return save_average(folder, name or recipe.name, snapshot)
 
 
@@ -119,17 +111,17 @@ def _blend(paths: list[Path], recipe: AverageRecipe) -> dict[str, torch.Tensor]:
 
 def _ema_weights(newest: Snapshot, path: Path) -> dict[str, torch.Tensor]:
     if "averages" not in newest.tensors:
-        raise CheckpointError(f"{path}: holds no running average; train with --ema-decay to have one")
+        raise CheckpointError(f"{path}: contains no running average; train with --ema-decay")
     return {**newest.tensors["model"], **newest.tensors["averages"]}
 
 
 def finish_average(
     saved: Path, paths: list[Path], recipe: AverageRecipe, trained: TrainedModel, material: DataModule
 ) -> AverageReport:
-    """Measure the statistics of an average if they are to be, and validate it."""
+    """Measure the batch-norm statistics of an average if requested, and validate it."""
     statistics = "none"
     if batch_norms(trained.network):
-        # A running average holds statistics of nearly its own weights already.
+        # A running average includes the statistics, which match its weights closely.
         statistics = "averaged" if recipe.mode == "ema" else recipe.statistics
     if statistics == "measured":
         execution = match_training_numerics(trained.config, trained.network, material.device)
@@ -141,12 +133,12 @@ def finish_average(
 
 
 def batch_norms(network: nn.Module) -> list[BatchNorm2d]:
-    """The layers whose statistics belong to certain weights."""
+    """Return the batch-norm layers of a model."""
     return [module for module in network.modules() if isinstance(module, BatchNorm2d)]
 
 
 def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int, execution: Execution) -> None:
-    """Plain means of batch-norm statistics over training images, as the network sees them in training."""
+    """Set batch-norm statistics to their mean over training images, augmented as in training."""
     norms = batch_norms(network)
     with eval_mode(network):
         for norm in norms:
@@ -169,7 +161,7 @@ def _some_images(loader: Loader, seed: int) -> Iterable[torch.Tensor]:
 
 
 def average_at_end(folder: Path, paths: list[Path], config: Config, material: DataModule) -> list[AverageReport]:
-    """The averages that a config asks for at the end of training: of the last N epochs, and exponential ones."""
+    """Save and validate the averages of a config at the end of training: of the last N epochs, and exponential."""
     steps_per_epoch = -(-len(material.dataset.train) // config.global_batch_size)
     recipes: list[tuple[str, AverageRecipe]] = []
     for epochs in config.optim.weight_avg_n:

@@ -1,7 +1,4 @@
-"""`convolve describe`: what a network is made of, by its name, by a named config, or by a run.
-
-`convolve describe --schedule`: the learning rate of a config over its whole run.
-"""
+"""`convolve describe`: layers of a model by its name, config or run, and the learning-rate curve of a config or run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +22,12 @@ DEFAULTS = ModelConfig()
 
 
 def list_models() -> dict[str, str]:
-    """Every known network with a line about it."""
+    """Return every known model with a one-line summary."""
     return {name: registry.find(name).summary for name in registry.names()}
 
 
 def describe_model(what: str, *, config_path: Path | None = None) -> ModelSummary:
-    """Describe a network name, a named config with its data set's shape, or the network of a run folder."""
+    """Describe a model by name, a named config with the shape of its data set, or the model of a run folder."""
     if Path(what).is_dir():
         trained = load_trained(choose_checkpoint(Path(what)))
         return summarize(trained.config.model.model, trained.network)
@@ -45,14 +42,14 @@ def describe_model(what: str, *, config_path: Path | None = None) -> ModelSummar
 
 
 def is_config(name: str, config_path: Path | None) -> bool:
-    """Whether a named config has this name, or had it in the system that it comes from."""
+    """Return True if a named config has this name or alias."""
     return any(name == entry.name or name in entry.also for entry in load_entries(config_path).values())
 
 
 def describe_named(
     name: str, classes: int | None = None, input_shape: Shape | None = None, options: ModelConfig = DEFAULTS
 ) -> ModelSummary:
-    """Describe a network by its name; its weights are never made. Unset shapes are the network's own."""
+    """Describe a model by its name, without creating weights. Shapes default to those of the model."""
     own = registry.resolve(name, options)
     network = registry.build_meta(
         name, classes=classes or own.classes, input_shape=input_shape or own.input_shape, options=options
@@ -61,18 +58,18 @@ def describe_named(
 
 
 def write_svg(description: ModelSummary, path: Path) -> None:
-    """Draw a network into a file."""
+    """Write the drawing of a model to a file."""
     write_file(path, draw_svg(description).encode(), ConfigError)
 
 
 POINTS = 201
-# Training images of ImageNet: what a config without a known data set is drawn for.
+# Training images of ImageNet, for configs without a known data set.
 UNKNOWN_COUNT = 1_281_167
 
 
 @dataclass(frozen=True)
 class ScheduleCurve:
-    """The learning rate over a run: (epoch, rate) at evenly spaced places."""
+    """Learning rate over a run: (epoch, rate) at evenly spaced positions."""
 
     name: str
     schedule: str
@@ -83,7 +80,7 @@ class ScheduleCurve:
 
 
 def trace_schedule(what: str, *, config_path: Path | None = None) -> ScheduleCurve:
-    """The learning-rate curve of a named config, or of a run folder."""
+    """Return the learning-rate curve of a named config or a run folder."""
     stored = Path(what) / CONFIG_FILE
     if stored.is_file():
         return trace(parse(stored.read_text(encoding="utf-8"), str(stored)))
@@ -91,19 +88,19 @@ def trace_schedule(what: str, *, config_path: Path | None = None) -> ScheduleCur
 
 
 def trace(config: Config) -> ScheduleCurve:
-    """The learning-rate curve of a config."""
+    """Return the learning-rate curve of a config."""
     per_epoch = count_samples(config)
     total = run_samples(config, per_epoch)
     peak = config.settled_optim().learning_rate
     rate = build_schedule(config.schedule, peak, RunSpan(total, per_epoch))
-    places = [round(total * index / (POINTS - 1)) for index in range(POINTS)]
-    points = tuple((place / per_epoch, rate(place)) for place in places)
+    positions = [round(total * index / (POINTS - 1)) for index in range(POINTS)]
+    points = tuple((position / per_epoch, rate(position)) for position in positions)
     return ScheduleCurve(
         config.name, config.schedule.lr_schedule, peak, total / per_epoch, config.global_batch_size, points
     )
 
 
 def count_samples(config: Config) -> int:
-    """Training samples in an epoch, as far as they are known without the data."""
+    """Return the training samples of an epoch without opening the data; those of ImageNet if unknown."""
     entry = dataset_info(config)
     return count_used(entry.train_count if entry else UNKNOWN_COUNT, config.data)

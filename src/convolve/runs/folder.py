@@ -1,17 +1,4 @@
-"""The run folder: one for each run, and never one for two.
-
-A run folder belongs to one training at a time: two of them would prune and overwrite each other's checkpoints.
-
-`convolve launch`: a training over many hosts, started from one of them and watched until it is done.
-
-The curves of runs in a folder, read while they grow. Names from clients are looked up, never joined to a path.
-
-A training from its config to its report: `train` begins one, `restore` goes on with one.
-
-`convolve train`: a new run.
-
-`convolve restore`: go on with a run exactly where it stopped.
-"""
+"""The run folder: create, lock, list and read. A run folder belongs to one run, and one job trains in it at a time."""
 
 import re
 import time
@@ -30,10 +17,10 @@ from convolve.run_files import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, TRAINING_FI
 
 
 def create_run_dir(config: RunConfig, name: str) -> Path:
-    """Make the folder of a new run and return it.
+    """Create the folder of a new run and return it.
 
-    `--run-dir` is taken exactly, and must be absent or empty. Otherwise it is <log-dir>/<name>-<number>[-<suffix>] with
-    the number after the highest one that is there. Processes that ask at the same time never get the same one.
+    `--run-dir` is used as given, and must be absent or empty. The default is <log-dir>/<name>-<number>[-<suffix>]
+    with the number after the highest existing one. Concurrent processes never get the same folder.
     """
     try:
         if config.run_dir is not None:
@@ -43,9 +30,9 @@ def create_run_dir(config: RunConfig, name: str) -> Path:
             _check_name("--name-suffix", config.name_suffix)
         return _create_next(config.log_dir, name, config.name_suffix)
     except OSError as error:
-        given = f"--run-dir {config.run_dir}" if config.run_dir is not None else f"--log-dir {config.log_dir}"
+        option = f"--run-dir {config.run_dir}" if config.run_dir is not None else f"--log-dir {config.log_dir}"
         raise ConfigError(
-            f"{given}: cannot make a run folder ({error.strerror}); choose a folder to write in"
+            f"{option}: cannot create a run folder ({error.strerror}); choose a writable folder"
         ) from error
 
 
@@ -57,14 +44,14 @@ def _create_exactly(folder: Path) -> Path:
         (folder / LOCK_FILE).touch(exist_ok=False)
     except FileExistsError:
         raise ConfigError(
-            f"--run-dir {folder}: the folder is not empty; go on with its run by `convolve restore {folder}`, "
+            f"--run-dir {folder}: folder is not empty; resume its run with `convolve restore {folder}`, "
             "or choose another folder"
         ) from None
     return folder
 
 
 def _create_next(parent: Path, name: str, suffix: str | None) -> Path:
-    """The name without suffix is the claim: whoever makes it and then sees nobody else with its number has it."""
+    """Reserve a number by creating the name without suffix; it is ours if no other folder has the number."""
     parent.mkdir(parents=True, exist_ok=True)
     number = max(_numbers(parent, name), default=0)
     while True:
@@ -84,30 +71,30 @@ def _numbers(parent: Path, name: str) -> list[int]:
     return [int(match[1]) for entry in parent.iterdir() if (match := pattern.fullmatch(entry.name))]
 
 
-def _check_name(what: str, given: str) -> None:
-    if not re.fullmatch(r"[\w.+=@-]+", given) or set(given) == {"."}:
-        raise ConfigError(f"{what} {given!r}: must be part of a folder's name; use letters, digits and . _ - + = @")
+def _check_name(subject: str, name: str) -> None:
+    if not re.fullmatch(r"[\w.+=@-]+", name) or set(name) == {"."}:
+        raise ConfigError(f"{subject} {name!r}: not valid in a folder name; use letters, digits and . _ - + = @")
 
 
-# Processes of a job that has just been ended may need a moment to leave; a restart after them is no user's mistake.
+# Processes of a job that was just stopped may need a moment to exit before a restart gets the lock.
 LOCK_TIMEOUT_SECONDS = 10.0
 
 
 @contextmanager
-def lock_run(folder: Path, team: Collectives) -> Iterator[None]:
-    """Hold a run folder while the block runs; all processes of a team end with one line where another one has it.
+def lock_run(folder: Path, collectives: Collectives) -> Iterator[None]:
+    """Lock a run folder inside the block; all ranks raise if another job has the lock.
 
-    The system lets go of it when the holder ends, however it ends. A disk without locks cannot tell, and is believed.
+    The system releases the lock when the process ends, even if it is killed. File systems without locks are trusted.
     """
     with ExitStack() as stack:
-        refusal = team.broadcast_str(_try_lock(folder, stack) if team.is_rank_zero else "")
-        if refusal:
-            raise ParallelError(refusal)
+        problem = collectives.broadcast_str(_try_lock(folder, stack) if collectives.is_rank_zero else "")
+        if problem:
+            raise ParallelError(problem)
         yield
 
 
 def _try_lock(folder: Path, stack: ExitStack) -> str:
-    """Take the folder until the stack is closed; otherwise why that cannot be."""
+    """Lock the folder until the stack is closed. Return the problem, empty if there is none."""
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
 
     def waiting() -> None:
@@ -118,11 +105,11 @@ def _try_lock(folder: Path, stack: ExitStack) -> str:
         stack.enter_context(hold_lock(folder / LOCK_FILE, waiting))
     except TimeoutError:
         return (
-            f"{folder}: process {_read_holder(folder)} is training in this run folder; "
-            "let it end, or train in another folder"
+            f"{folder}: run folder is locked by process {_read_holder(folder)}; "
+            "wait for it to finish or use another folder"
         )
     except OSError as error:
-        return f"{folder}: cannot be written ({error.strerror}); make the run folder writable to train in it"
+        return f"{folder}: cannot write ({error.strerror}); make the run folder writable"
     return ""
 
 
@@ -134,7 +121,7 @@ def _read_holder(folder: Path) -> str:
 
 
 def reserve_run_dir(config: Config) -> Path:
-    """The folder of a run that is not there yet, decided before any process starts, so that a restart finds it."""
+    """Return the folder of a new run, created before any process starts so a restart finds it."""
     return (config.run.run_dir or create_run_dir(config.run, config.name)).absolute()
 
 
@@ -143,7 +130,7 @@ MAX_RUNS = 200
 
 
 def list_runs(parent: Path) -> dict[str, Path]:
-    """Runs by name, those that were written to last first."""
+    """Return runs by name, the most recently written first."""
     try:
         found = [path for path in parent.iterdir() if (path / TRAINING_FILE).is_file()]
     except OSError:
@@ -153,7 +140,7 @@ def list_runs(parent: Path) -> dict[str, Path]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Loss, accuracy, rate and speed of one run, in few enough points to draw."""
+    """Return the curves of one run, thinned to at most MAX_POINTS points each."""
     training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
     columns = {
         "loss": (training, "loss"),

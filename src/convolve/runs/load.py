@@ -1,7 +1,4 @@
-"""The pieces that several verbs need: the data, the network, and a trained network from a checkpoint.
-
-Images of a run's own data, for the verbs that look at a trained network from outside.
-"""
+"""Trained models from checkpoints, and the data of their run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +24,7 @@ from convolve.models.network import Network
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network with the weights of a checkpoint, and what it needs to be used."""
+    """A model with the weights of a checkpoint, and what is needed to use it."""
 
     path: Path
     config: Config
@@ -39,7 +36,7 @@ class TrainedModel:
 
 
 def load_trained(path: Path, *, where: str | None = None) -> TrainedModel:
-    """The network of one checkpoint, ready for evaluation."""
+    """Load the model of one checkpoint, in evaluation mode; `where` overrides the device of its config."""
     snapshot = load(path)
     state = snapshot.state
     try:
@@ -58,7 +55,7 @@ BATCH = 256
 
 
 def open_run_data(trained: TrainedModel, console: Console) -> DataModule:
-    """The data that a network was trained on, with its transform, on the network's device."""
+    """Open the data that a model was trained on, with its transform, on the device of the model."""
     dataset = load_dataset(trained.config, console)
     if dataset.classes != trained.classes:
         raise CheckpointError(
@@ -69,25 +66,25 @@ def open_run_data(trained: TrainedModel, console: Console) -> DataModule:
 
 
 def to_pixels(images: Tensor, transform: Transform) -> Images:
-    """The uint8 pixels [N, H, W, C] that a network's input [N, C, H, W] was made from."""
+    """Return the uint8 pixels [N, H, W, C] from which a model input [N, C, H, W] was made."""
     values = images.detach().to("cpu", torch.float64).permute(0, 2, 3, 1).numpy()
     pixels = (values * np.array(transform.std) + np.array(transform.mean)) * 255
     return np.ascontiguousarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
 
 def training_pixels(material: DataModule, seed: int, count: int) -> Images:
-    """Training images in their shuffled order, as many as asked for or as there are."""
+    """Return the first `count` training images in shuffled order, or all if there are fewer."""
     loader = material.train_loader()
     count = min(count, len(loader))
-    found: list[Images] = []
+    batches: list[Images] = []
     for step_batch in loader.step_batches(seed, 0, BATCH, BATCH):
-        found += [to_pixels(batch.images, material.transform) for batch in step_batch.micro_batches]
-        if sum(map(len, found)) >= count:
+        batches += [to_pixels(batch.images, material.transform) for batch in step_batch.micro_batches]
+        if sum(map(len, batches)) >= count:
             break
-    return np.concatenate(found)[:count]
+    return np.concatenate(batches)[:count]
 
 
 def iter_test_batches(material: DataModule) -> Iterator[tuple[Images, Labels]]:
-    """Every test image once with its label, in batches."""
+    """Yield every test image once with its label, in batches."""
     for batch in material.test_loader().batches(BATCH):
         yield to_pixels(batch.images, material.transform), batch.labels.cpu().numpy()

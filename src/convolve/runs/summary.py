@@ -1,4 +1,4 @@
-"""The figures of a finished run in summary.json: named once, checked, and with the unit in each key that has one."""
+"""Figures of a run in summary.json: declared once and checked, with the unit in the key."""
 
 import json
 import math
@@ -12,52 +12,39 @@ from convolve.run_files import SUMMARY_FILE
 
 REQUIRED: dict[str, str] = {
     "network": "name of the model",
-    "batch_size": "samples in one forward and backward pass",
-    "device_type": "what the run computed on, as device and processor",
-    "case_name": "network, batch size, replicas and kind of run in one word, see `case_name`",
-    "images_per_second": "training speed, first log interval left out if first_excluded",
-    "ms_per_step": "time of one weight update in milliseconds, over the same intervals",
-    "first_excluded": "whether the first log interval is left out of both",
-    "data_wait_included": "whether both count the time spent waiting for data",
-    "test_accuracy": "share of 1 of the test images that are classified right",
-    "test_samples": "test images that were counted",
+    "batch_size": "samples of one forward and backward pass",
+    "device_type": "type of the device",
+    "case_name": "model, batch size, replicas and kind of run in one word, see `case_name`",
+    "images_per_second": "training throughput, without the first log interval if first_excluded",
+    "ms_per_step": "milliseconds per optimizer step, over the same intervals",
+    "first_excluded": "true if the first log interval is not counted in either",
+    "data_wait_included": "true if both count the time spent waiting for data",
+    "test_accuracy": "accuracy on the test images, in [0, 1]",
+    "test_samples": "number of test images",
     "final_loss": "training loss at the last log point",
-    "end_to_end_seconds": "from the start of the command to its end, data and validation included",
+    "end_to_end_seconds": "from opening the data to the end of validation, in this process; a resumed run counts from "
+    "its restart; writing the summary, the plots and the report is not included",
 }
-"""Keys that every summary has; null stands for what a run did not measure."""
+"""Keys of every summary; null if a run did not measure it."""
 
 OPTIONAL: dict[str, str] = {
-    "config": "name of the config",
-    "dataset": "name of the data set that was used",
-    "seed": "key of every random choice",
-    "precision": "compute and master formats in bits",
-    "numerics": "the policy, how it was carried out, and why that way",
-    "skipped_steps": "steps that were not made because gradients were not finite",
-    "parameters": "trainable numbers in the model",
-    "global_batch_size": "samples per weight update",
-    "replicas": "data-parallel copies of the model",
-    "steps": "weight updates made",
-    "epochs": "passes over the training data made",
-    "samples": "training samples seen",
-    "data_wait_share": "share of 1 of the training time spent waiting for data",
-    "training_seconds": "time spent training, without data preparation and validation",
-    "validation_seconds": "time spent validating",
-    "test_loss": "mean loss over the test images",
-    "best_accuracy": "share of 1, the best over all validations",
-    "best_checkpoint": "name of the checkpoint with the best accuracy",
-    "restores": "times the run was restored",
-    "convolve_version": "version of convolve",
-    "torch_version": "version of PyTorch",
+    "dataset": "name of the data set",
+    "precision": "name of the precision policy",
+    "numerics": "the policy, how it was executed, and why",
+    "skipped_steps": "steps skipped because gradients were not finite",
+    "global_batch_size": "samples per optimizer step",
+    "steps": "optimizer steps",
+    "data_wait_share": "fraction of the training time spent waiting for data",
 }
-"""Keys that a summary can have besides."""
-_FRACTIONS = ("test_accuracy", "best_accuracy", "data_wait_share")
+"""Keys that a training run adds."""
+_FRACTIONS = ("test_accuracy", "data_wait_share")
 
 
 def write_summary(folder: Path, figures: Mapping[str, object]) -> Path:
-    """Write summary.json and return its path; a missing, unknown or impossible figure is an error."""
+    """Write summary.json and return its path. Raises on a missing, unknown or impossible figure."""
     missing = [key for key in REQUIRED if key not in figures]
     if missing:
-        raise ConvolveError(f"summary: {', '.join(missing)} missing; every run states them, null if not measured")
+        raise ConvolveError(f"summary: {', '.join(missing)} missing; write null if not measured")
     known = {**REQUIRED, **OPTIONAL}
     for key, value in figures.items():
         if key not in known:
@@ -70,10 +57,10 @@ def write_summary(folder: Path, figures: Mapping[str, object]) -> Path:
 
 
 def case_name(network: str, batch_size: int, replicas: int, kind: str) -> str:
-    """The name of a case as model zoos write it: lenet5_bs64_1p_acc; `kind` is acc or perf."""
+    """Return the name of a case as in model zoos, such as lenet5_bs64_1p_acc; `kind` is acc or perf."""
     return f"{network}_bs{batch_size}_{replicas}p_{kind}"
 
 
 def _check_figure(key: str, value: object) -> None:
     if key in _FRACTIONS and isinstance(value, (int, float)) and math.isfinite(value) and not 0 <= value <= 1:
-        raise ConvolveError(f"summary: {key}={value}: must be a share of 1, not a percentage; divide by 100")
+        raise ConvolveError(f"summary: {key}={value}: must be in [0, 1]; divide percentages by 100")

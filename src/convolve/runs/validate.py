@@ -1,4 +1,4 @@
-"""`convolve validate`: accuracy of stored checkpoints on every test image."""
+"""`convolve validate`: accuracy of stored checkpoints on all test images."""
 
 import time
 from dataclasses import replace
@@ -7,30 +7,29 @@ from pathlib import Path
 from convolve import device
 from convolve.checkpoint.averaging import list_averages
 from convolve.checkpoint.store import find_checkpoints
-from convolve.data.build import DataModule, load_dataset
+from convolve.data.build import DataModule
 from convolve.engine.build import match_training_numerics
 from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, evaluate
-from convolve.errors import CheckpointError
 from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
-from convolve.runs.load import TrainedModel, load_trained
+from convolve.runs.load import TrainedModel, load_trained, open_run_data
 
 
 def validate_one(trained: TrainedModel, material: DataModule) -> ValidationRecord:
-    """Evaluate one network on the whole test split."""
+    """Evaluate one model on the whole test split."""
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
     execution = match_training_numerics(trained.config, trained.network, material.device)
     views = trained.config.run.validation_views
-    counts = evaluate(trained.network, material.test_loader(), size, views=views, execution=execution)
-    return validation_record(trained.path.name, trained.step, trained.epoch, counts, time.perf_counter() - started)
+    result = evaluate(trained.network, material.test_loader(), size, views=views, execution=execution)
+    return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
 
 
 def validate_checkpoints(
     folder: Path, paths: list[Path], material: DataModule, writer: Logger
 ) -> list[ValidationRecord]:
-    """Validate checkpoints in order; those that the run's validation.csv has already are not evaluated again."""
+    """Validate checkpoints in order; those in the validation.csv of the run are not evaluated again."""
     done = {record.checkpoint: record for record in read_validations(folder)}
     records = []
     for path in paths:
@@ -48,8 +47,8 @@ def validate(
     """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
 
     Args:
-        data_dir: where the data lie, if no longer where they were in training.
-        batch_size: samples in one pass, if not as the config says.
+        data_dir: folder of the data, if it has moved since training.
+        batch_size: samples of one forward pass, if different from the config.
     """
     paths = find_checkpoints(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
@@ -57,19 +56,13 @@ def validate(
     options = {name: value for name, value in given.items() if value is not None}
     records = []
     material: DataModule | None = None
-    for number, one in enumerate(chosen):
+    for number, checkpoint in enumerate(chosen):
         console.progress("validate", number, len(chosen))
-        trained = load_trained(one)
+        trained = load_trained(checkpoint)
         trained = replace(trained, config=trained.config.replace(**options))
         if material is None:
             device.configure(trained.config.run.threads)
-            dataset = load_dataset(trained.config, console)
-            if dataset.classes != trained.classes:
-                raise CheckpointError(
-                    f"{one}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
-                    "give the data it was trained on"
-                )
-            material = DataModule(dataset, trained.transform, device.select(trained.config.run.device))
+            material = open_run_data(trained, console)
         record = validate_one(trained, material)
         console.valid(record)
         records.append(record)

@@ -49,7 +49,7 @@ def test_the_last_checkpoints_can_be_left_out(run_dir):
     )
     one, two = (weights(path)["conv2.weight"].double() for path in find_checkpoints(run_dir)[-3:-1])
     assert torch.allclose(weights(report.path)["conv2.weight"].double(), 0.3 * one + 0.7 * two, atol=1e-7)
-    with pytest.raises(ConfigError, match="discard-last=9: the run has 4 checkpoints; leave one at least"):
+    with pytest.raises(ConfigError, match="--discard-last 9: the run has 4 checkpoints; keep at least one"):
         average.average(run_dir, AverageRecipe("mean", discard_last=9), SilentConsole())
 
 
@@ -105,7 +105,7 @@ def test_a_restored_run_has_the_same_running_average(tmp_path):
 
 def test_a_run_without_a_running_average_says_so(tmp_path):
     report = session.train(digits_config(tmp_path / "run", report=False), SilentConsole())
-    with pytest.raises(CheckpointError, match="holds no running average; train with --ema-decay"):
+    with pytest.raises(CheckpointError, match="contains no running average; train with --ema-decay"):
         average.average(report.run_dir, AverageRecipe("ema"), SilentConsole())
 
 

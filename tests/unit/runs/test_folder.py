@@ -83,9 +83,9 @@ def test_a_name_that_is_no_folder_name_is_refused(bad: str, tmp_path: Path) -> N
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--log-dir .*file/runs: cannot make a run folder"):
+    with pytest.raises(ConfigError, match="--log-dir .*file/runs: cannot create a run folder"):
         create_run_dir(RunConfig(log_dir=tmp_path / "file" / "runs"), "lenet")
-    with pytest.raises(ConfigError, match="--run-dir .*file: cannot make a run folder"):
+    with pytest.raises(ConfigError, match="--run-dir .*file: cannot create a run folder"):
         create_run_dir(RunConfig(run_dir=tmp_path / "file"), "lenet")
 
 

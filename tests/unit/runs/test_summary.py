@@ -32,10 +32,10 @@ FIGURES = {
 
 
 def test_the_summary_holds_every_figure_in_the_order_of_the_schema(tmp_path: Path) -> None:
-    path = write_summary(tmp_path, {"seed": 7, **FIGURES})
+    path = write_summary(tmp_path, {"steps": 7, **FIGURES})
     content = json.loads(path.read_text())
-    assert path.name == "summary.json" and content == {**FIGURES, "seed": 7}
-    assert list(content) == [*REQUIRED, "seed"]
+    assert path.name == "summary.json" and content == {**FIGURES, "steps": 7}
+    assert list(content) == [*REQUIRED, "steps"]
     assert content["case_name"] == "lenet5_bs64_1p_acc"
 
 
@@ -45,14 +45,18 @@ def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     assert content["test_accuracy"] is None and content["final_loss"] is None
 
 
-def test_a_missing_unknown_or_impossible_figure_is_refused(tmp_path: Path) -> None:
+def test_a_missing_unknown_or_impossible_figure_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConvolveError, match="ms_per_step missing"):
         write_summary(tmp_path, {name: value for name, value in FIGURES.items() if name != "ms_per_step"})
     with pytest.raises(ConvolveError, match="image_per_second .*did you mean images_per_second"):
         write_summary(tmp_path, {**FIGURES, "image_per_second": 1})
-    with pytest.raises(ConvolveError, match="test_accuracy=99.12: must be a share of 1"):
+    with pytest.raises(ConvolveError, match=r"test_accuracy=99.12: must be in \[0, 1\]"):
         write_summary(tmp_path, {**FIGURES, "test_accuracy": 99.12})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_writes_every_declared_key(digits_run: Path) -> None:
+    assert set(json.loads((digits_run / "summary.json").read_text())) == {*REQUIRED, *OPTIONAL}
 
 
 def test_every_key_of_the_summary_is_explained_once() -> None:

@@ -36,9 +36,9 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
-from convolve.data.build import augment_of, decoding_options, fit_normalization  # noqa: E402
+from convolve.data.build import build_augment, decoding_options, fit_normalization  # noqa: E402
 from convolve.data.dataset import Dataset  # noqa: E402
-from convolve.data.loader.decoding import DecodingFetcher, EncodedImages  # noqa: E402
+from convolve.data.loader.decoding import EncodedImages  # noqa: E402
 from convolve.data.prepare import PrepareOptions, prepare  # noqa: E402
 from convolve.data.readers.detect import open_images  # noqa: E402
 from convolve.download import ignore_progress  # noqa: E402
@@ -92,25 +92,23 @@ def run_simplejpeg(paths: list[Path]) -> Callable[[], int]:
     return lambda: sum(pool.map(work, chunks))
 
 
-def run_loader(dataset: Dataset, *, cached: bool = False) -> Callable[[], int]:
+def run_loader(dataset: Dataset[EncodedImages], *, cached: bool = False) -> Callable[[], int]:
     """Uint8 batches, as the others make them: normalizing is not part of the comparison."""
     config = DataConfig(workers=WORKERS, dataset_cache=cached, image_size=SIZE)
-    samples = dataset.train
-    assert isinstance(samples, EncodedImages), "pictures are read when they are needed"
-    stock = DecodingFetcher(
-        samples, fit_normalization(samples, config), augment_of(config, samples), decoding_options(config, len(samples))
-    )
+    reader = dataset.train
+    transform, augment = fit_normalization(reader, config), build_augment(config, reader)
+    fetcher = reader.fetcher(transform, augment, torch.device("cpu"), decoding_options(config, len(reader)))
     epochs = iter(range(1000))
 
     def run() -> int:
         epoch = next(epochs)
-        order = epoch_permutation(0, epoch, len(samples))
-        begun, done = [], 0
+        order = epoch_permutation(0, epoch, len(reader))
+        pending, done = [], 0
         for start in range(0, len(order), BATCH):
-            begun.append(stock.begin(order[start : start + BATCH], SampleRNG(0, epoch)))
-            if len(begun) > stock.ahead:
-                done += len(begun.pop(0)()[0])
-        return done + sum(len(fetch()[0]) for fetch in begun)
+            pending.append(fetcher.start(order[start : start + BATCH], SampleRNG(0, epoch)))
+            if len(pending) > fetcher.ahead:
+                done += len(pending.pop(0)()[0])
+        return done + sum(len(fetch()[0]) for fetch in pending)
 
     return run
 

@@ -32,7 +32,7 @@ from PIL import Image  # noqa: E402
 
 from convolve.config.schema import DataConfig  # noqa: E402
 from convolve.data.build import fit_normalization, open_train_loader  # noqa: E402
-from convolve.data.dataset import Dataset  # noqa: E402
+from convolve.data.dataset import Dataset, Reader  # noqa: E402
 from convolve.data.readers.detect import open_images  # noqa: E402
 from convolve.download import ignore_progress  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
@@ -63,14 +63,14 @@ def write_tars(root: Path, train: list[Sample], test: list[Sample], shards: int)
                         archive.addfile(member, io.BytesIO(content))
 
 
-def open_timed(root: Path) -> tuple[Dataset, float]:
+def open_timed(root: Path) -> tuple[Dataset[Reader], float]:
     began = time.perf_counter()
     found = open_images(root, str(root), ignore_progress)
     assert found is not None
     return found, time.perf_counter() - began
 
 
-def seek(dataset: Dataset, position: int) -> float:
+def seek(dataset: Dataset[Reader], position: int) -> float:
     """Seconds to the first batch from a position, with a new loader."""
     config = DataConfig(image_size=16, workers=2)
     began = time.perf_counter()

@@ -20,7 +20,7 @@ device.prepare()
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from convolve.config.loading import resolve  # noqa: E402
-from convolve.data.dataset import Dataset, Samples  # noqa: E402
+from convolve.data.dataset import Dataset  # noqa: E402
 from convolve.data.loader.decoding import EncodedImages  # noqa: E402
 from convolve.data.prepare import PrepareOptions, prepare  # noqa: E402
 from convolve.data.readers.detect import open_images  # noqa: E402
@@ -31,12 +31,11 @@ from record_files import Sample, write_imagenet  # noqa: E402
 SIZE, STORED, MARK = 128, 160, 0.05
 
 
-def list_samples(samples: Samples) -> list[Sample]:
-    assert isinstance(samples, EncodedImages), "pictures are read when they are needed"
-    return [(bytes(samples.source.read(row)), label) for row, label in enumerate(samples.labels.tolist())]
+def list_samples(reader: EncodedImages) -> list[Sample]:
+    return [(bytes(reader.read(row)), label) for row, label in enumerate(reader.labels.tolist())]
 
 
-def write_formats(dataset: Dataset, scratch: Path) -> None:
+def write_formats(dataset: Dataset[EncodedImages], scratch: Path) -> None:
     prepare(dataset, scratch / "tar", PrepareOptions("webdataset"), 2, ignore_progress)
     prepare(dataset, scratch / "raw store", PrepareOptions("raw", size=STORED), 2, ignore_progress)
     write_imagenet(scratch / "tfrecord", list_samples(dataset.train), list_samples(dataset.test), shards=8)

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from convolve.config import DataConfig
-from convolve.data.dataset import Split
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import open_dataset
 from convolve.device import cache_folder
 from convolve.download import ignore_progress
@@ -38,7 +38,7 @@ def save_digits(data_dir: Path | None, file: Path) -> None:
     given = DataConfig(dataset="mnist", data_dir=data_dir)
     digits = open_dataset(given, announce=print, progress=ignore_progress)
     train, test = digits.train, digits.test
-    assert isinstance(train, Split) and isinstance(test, Split), "MNIST is kept in memory"
+    assert isinstance(train, InMemoryImages) and isinstance(test, InMemoryImages), "MNIST is kept in memory"
     labels, test_labels = (split.labels.astype(np.uint8) for split in (train, test))
     images, test_images = (split.images[..., 0] for split in (train, test))
     np.savez(file, images=images, labels=labels, test_images=test_images, test_labels=test_labels)

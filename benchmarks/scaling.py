@@ -23,7 +23,6 @@ device.prepare()
 import torch  # noqa: E402
 
 from convolve.config import ModelConfig, OptimConfig  # noqa: E402
-from convolve.data.loader.in_memory import InMemoryFetcher  # noqa: E402
 from convolve.data.loader.loader import Loader  # noqa: E402
 from convolve.data.lookup import generated_split  # noqa: E402
 from convolve.data.transforms.augment import NO_AUGMENT  # noqa: E402
@@ -50,7 +49,7 @@ class Trainee:
         split = generated_split(samples, 28, 1, 10, seed=0)
         began = time.perf_counter()
         transform, cpu = Transform(28, 28, (0.5,), (0.5,)), torch.device("cpu")
-        self.loader = Loader(InMemoryFetcher(split, transform, cpu, NO_AUGMENT), transform, cpu)
+        self.loader = Loader(split.fetcher(transform, NO_AUGMENT, cpu), transform, cpu)
         options = ModelConfig(model="lenet-bn")
         network = registry.build("lenet-bn", classes=10, input_shape=(1, 28, 28), seed=0, options=options)
         self.state = TrainState(network, build_optimizer(network, OptimConfig(optimizer="adam")))

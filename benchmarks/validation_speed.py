@@ -45,7 +45,7 @@ def play_ours(count: int) -> None:
 
     device.prepare()
     from convolve.config.loading import resolve
-    from convolve.data.dataset import Split
+    from convolve.data.loader.in_memory import InMemoryImages
     from convolve.engine.build import build_model, open_data
     from convolve.loggers.base import SilentConsole
     from convolve.runs.load import TrainedModel
@@ -56,8 +56,8 @@ def play_ours(count: int) -> None:
     device.configure(config.run.threads)
     material = open_data(config, SilentConsole())
     test = material.dataset.test
-    assert isinstance(test, Split), "generated images are kept in memory"
-    few = replace(material.dataset, test=Split(test.images[:count], test.labels[:count]))
+    assert isinstance(test, InMemoryImages), "generated images are kept in memory"
+    few = replace(material.dataset, test=InMemoryImages(test.images[:count], test.labels[:count]))
     material = replace(material, dataset=few)
     classes = material.dataset.classes
     network = build_model(config, material.transform, len(classes), material.device).eval()

@@ -1,4 +1,4 @@
-"""Small data sets and a mirror that can misbehave, for the tests of this room."""
+"""Small data sets and a mirror that can misbehave, for the tests of the package."""
 
 import gzip
 import hashlib
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from convolve.data.catalog import MNIST, DatasetInfo, IdxFile
+from convolve.data.readers.crc32c import crc32c_ranges
 from convolve.data.readers.mnist import pack_idx
 
 
@@ -100,6 +101,11 @@ class Sample:
         for file, values in zip(entry.files, self.arrays, strict=True):
             server.files[f"{file.name}.gz"] = gzip.compress(pack_idx(values))
         return entry
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C of one range, as TFRecords are checked."""
+    return int(crc32c_ranges(data, np.zeros(1, np.int64), np.array([len(data)], np.int64))[0])
 
 
 def slow_crc(data: bytes) -> int:

@@ -37,7 +37,7 @@ def write_every_format(root):
 
 
 def _listed(gallery):
-    return [(gallery.source.read(row), label) for row, label in enumerate(gallery.labels.tolist())]
+    return [(gallery.read(row), label) for row, label in enumerate(gallery.labels.tolist())]
 
 
 def photo_config(photos, kind, folder, **given):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convolve.data.readers.crc32c import crc32c, mask
+from convolve.data.readers.crc32c import mask
 from convolve.data.readers.mnist import pack_idx, read_images, read_labels, read_npz
 from convolve.data.readers.tfrecord import read_examples, read_records
 from convolve.download import ignore_progress
 from convolve.errors import DataError
+from data_samples import crc32c
 from fault_ledger import Ledger
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 28, 28), np.uint8)

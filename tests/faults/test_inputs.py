@@ -12,8 +12,8 @@ import torch
 from cifar_files import write_binary, write_python
 from convolve.config.schema import DataConfig
 from convolve.data.catalog import CIFAR10, MNIST
-from convolve.data.dataset import Split
 from convolve.data.image_io import Decoder
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import open_dataset
 from convolve.data.readers.mnist import pack_idx
 from convolve.data.transforms.augment import center_box
@@ -68,10 +68,10 @@ FORMATS = {
 
 def digest(samples):
     """A hash of all samples of a split, and how many there are."""
-    if isinstance(samples, Split):
+    if isinstance(samples, InMemoryImages):
         return len(samples), hashlib.sha256(samples.images.tobytes() + samples.labels.tobytes()).hexdigest()
     found = hashlib.sha256(samples.labels.tobytes())
-    decoder, pixels = Decoder(samples.source, 0), torch.zeros((48, 48, 3), dtype=torch.uint8)
+    decoder, pixels = Decoder(samples, 0), torch.zeros((48, 48, 3), dtype=torch.uint8)
     for row in range(len(samples)):
         decoder.decode(row, lambda size: center_box(size, 1.0), pixels, flip=False)
         found.update(pixels.numpy().tobytes())

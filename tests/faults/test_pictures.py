@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from convolve.data.image_io import Decoder
-from convolve.data.readers.tfrecord import read_places as read_records
-from convolve.data.readers.webdataset import read_places as read_tar
+from convolve.data.readers.tfrecord import locate_samples as read_records
+from convolve.data.readers.webdataset import locate_samples as read_tar
 from convolve.data.transforms.augment import center_box
 from convolve.errors import DataError
 

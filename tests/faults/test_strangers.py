@@ -237,7 +237,7 @@ def test_a_tar_of_pictures_with_evil_members_writes_nothing(whole, tmp_path):
     (folder / "train-000000.tar").write_bytes(pack([*members, *list(evil_members())[5:]], "w"))
     before = tree(tmp_path)
     found = open_images(folder, "x", ignore_progress)
-    assert found.train.source.read(0) == picture
+    assert found.train.read(0) == picture
     assert tree(tmp_path) == before
 
 
@@ -247,7 +247,7 @@ def test_a_tar_member_that_is_a_link_is_no_picture(whole, tmp_path):
     link = tarfile.TarInfo("000000000.jpg")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     (Path(folder) / "train-000000.tar").write_bytes(pack([(link, b""), (tarfile.TarInfo("000000000.cls"), b"1")], "w"))
-    with pytest.raises(DataError, match="sample 000000000: no picture among cls"):
+    with pytest.raises(DataError, match="sample 000000000: no image among cls"):
         open_images(Path(folder), "x", ignore_progress)
 
 

@@ -1,4 +1,4 @@
-"""Recognizing known contents, in the published order (sha256 of IDX files) or in any other (sum of sample hashes)."""
+"""Recognize known contents, in the published order (sha256 of the files) or in any other (sum of sample hashes)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,14 +7,15 @@ from typing import Literal
 import numpy as np
 
 from convolve.data.catalog import CATALOG, DatasetInfo
-from convolve.data.dataset import Dataset, Samples, Split
+from convolve.data.dataset import Dataset
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.readers.mnist import pack_idx
 
 ContentMatch = Literal["published", "published, in another order", "different", "not compared"]
 
 
-def compare_contents(dataset: Dataset, entry: DatasetInfo) -> ContentMatch:
-    """Whether these are exactly the published samples; CIFAR-100 has a label that is not kept, and no comparison."""
+def compare_contents(dataset: Dataset[InMemoryImages], entry: DatasetInfo) -> ContentMatch:
+    """Compare with the published samples; CIFAR-100 is not compared, since one of its labels is not kept."""
     if entry.name == "cifar-100":
         return "not compared"
     if all(hash_bytes(packed) == file.sha256 for packed, file in zip(_pack(dataset, entry), entry.files, strict=True)):
@@ -24,10 +25,9 @@ def compare_contents(dataset: Dataset, entry: DatasetInfo) -> ContentMatch:
     return "different"
 
 
-def _pack(dataset: Dataset, entry: DatasetInfo) -> Iterator[bytes]:
-    """The contents of the published files, if the samples are in their order."""
+def _pack(dataset: Dataset[InMemoryImages], entry: DatasetInfo) -> Iterator[bytes]:
+    """Yield the contents that the published files would have."""
     for split, files in ((dataset.train, entry.files[:-1]), (dataset.test, entry.files[-1:])):
-        assert isinstance(split, Split), "known data sets live in memory"
         if entry.layout == "idx":
             yield from (pack_idx(split.images[..., 0]), pack_idx(split.labels))
             continue
@@ -36,8 +36,8 @@ def _pack(dataset: Dataset, entry: DatasetInfo) -> Iterator[bytes]:
         yield from (part.tobytes() for part in np.array_split(records, len(files)))
 
 
-def recognize_labels(split: Split) -> DatasetInfo | None:
-    """The known data set whose test labels these are, in the published order."""
+def recognize_labels(split: InMemoryImages) -> DatasetInfo | None:
+    """Return the known data set whose test labels these are, in the published order."""
     digest = hash_bytes(pack_idx(split.labels))
     return next(
         (entry for entry in CATALOG.values() if entry.layout == "idx" and entry.files[3].sha256 == digest), None
@@ -45,13 +45,12 @@ def recognize_labels(split: Split) -> DatasetInfo | None:
 
 
 def hash_bytes(contents: bytes) -> str:
-    """The sha256 of these bytes in hexadecimal."""
+    """Return the sha256 in hexadecimal."""
     return hashlib.sha256(contents).hexdigest()
 
 
-def hash_samples(split: Samples) -> str:
-    """A number for a set of samples that does not depend on their order: the sum of their 256-bit hashes."""
-    assert isinstance(split, Split), "known data sets live in memory"
+def hash_samples(split: InMemoryImages) -> str:
+    """Return a hash that does not depend on the order of the samples: the sum of their 256-bit hashes."""
     count = len(split)
     rows = np.concatenate(
         (split.images.reshape(count, -1), split.labels.astype("<i8").view(np.uint8).reshape(count, -1)), 1

@@ -43,7 +43,7 @@ class ModelMetadata:
             "classes": "\n".join(" ".join(name.split()) for name in self.classes),
             "shape": f"{height} {width} {channels}",
             "fit": self.fit,
-            "crop": repr(self.transform.crop_share),
+            "crop": repr(self.transform.crop_fraction),
         }
 
     @classmethod

@@ -35,7 +35,7 @@ def fit_photo(image: Images, transform: Transform) -> Images:
     """
     if image.shape[:2] == (transform.height, transform.width):
         return image
-    top, left, height, width = center_box(image.shape[:2], transform.crop_share)
+    top, left, height, width = center_box(image.shape[:2], transform.crop_fraction)
     crop = image[top : top + height, left : left + width]
     photo = Image.fromarray(crop[..., 0] if transform.channels == 1 else crop)
     resized = photo.resize((transform.width, transform.height), Image.Resampling.BILINEAR)

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from convolve.config.schema import DataConfig
-from convolve.data.build import augment_of, fit_normalization, open_test_loader, open_train_loader, select_samples
-from convolve.data.dataset import Dataset, Split
-from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.build import build_augment, fit_normalization, open_test_loader, open_train_loader, select_samples
+from convolve.data.dataset import Dataset
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.transforms.augment import Augment, crop_padded, pad_images
 from convolve.data.transforms.normalize import Transform
 from convolve.data.transforms.randaugment import OPERATIONS
@@ -18,14 +18,14 @@ ROWS = np.arange(40)
 
 def make_split(count=40, size=12, channels=3):
     draw = np.random.default_rng(1)
-    return Split(draw.integers(0, 256, (count, size, size, channels), np.uint8), draw.integers(0, 10, count))
+    return InMemoryImages(draw.integers(0, 256, (count, size, size, channels), np.uint8), draw.integers(0, 10, count))
 
 
-def stock(augment, split=None, size=None):
+def make_fetcher(augment, split=None, size=None):
     split = split or make_split()
     side = size or split.images.shape[1]
     channels = split.images.shape[3]
-    return InMemoryFetcher(split, Transform(side, side, (0.5,) * channels, (0.2,) * channels), CPU, augment)
+    return split.fetcher(Transform(side, side, (0.5,) * channels, (0.2,) * channels), augment, CPU)
 
 
 @pytest.mark.parametrize("mode", ["mean", "black", "reflect"])
@@ -46,14 +46,18 @@ def test_a_padded_crop_equals_one_made_by_hand(mode):
 
 
 def test_every_place_of_a_crop_occurs():
-    split = Split(np.arange(12, dtype=np.uint8).reshape(1, 12, 1, 1).repeat(400, 0).repeat(12, 2), np.zeros(400, int))
-    pixels = stock(Augment(crop="pad", padding=2, padding_mode="black"), split).fetch(np.arange(400), SampleRNG(0, 0))
+    split = InMemoryImages(
+        np.arange(12, dtype=np.uint8).reshape(1, 12, 1, 1).repeat(400, 0).repeat(12, 2), np.zeros(400, int)
+    )
+    pixels = make_fetcher(Augment(crop="pad", padding=2, padding_mode="black"), split).fetch(
+        np.arange(400), SampleRNG(0, 0)
+    )
     tops = {tuple(image[:, 6, 0].tolist()) for image in pixels}
     assert len(tops) == 5
 
 
 def test_alternating_flips_show_each_side_in_every_second_epoch():
-    flipping = stock(Augment(flip="alternating"))
+    flipping = make_fetcher(Augment(flip="alternating"))
     epochs = [flipping.fetch(ROWS, SampleRNG(7, epoch)) for epoch in range(4)]
     assert torch.equal(epochs[0], epochs[2]) and torch.equal(epochs[1], epochs[3])
     assert torch.equal(epochs[0], epochs[1].flip(2))
@@ -71,19 +75,21 @@ FULL = Augment(crop="resized", flip="random", cutout=4, erase_probability=0.5, j
 
 @pytest.mark.parametrize("augment", [Augment(crop="pad", flip="random"), FULL], ids=["pad", "all"])
 def test_a_sample_does_not_depend_on_its_batch(augment):
-    whole = stock(augment).fetch(ROWS, SampleRNG(3, 1)).float()
+    whole = make_fetcher(augment).fetch(ROWS, SampleRNG(3, 1)).float()
     shuffled = np.random.default_rng(0).permutation(40)
-    parts = torch.cat([stock(augment).fetch(rows, SampleRNG(3, 1)).float() for rows in np.array_split(shuffled, 7)])
+    parts = torch.cat(
+        [make_fetcher(augment).fetch(rows, SampleRNG(3, 1)).float() for rows in np.array_split(shuffled, 7)]
+    )
     assert torch.allclose(whole[shuffled], parts, atol=1e-3)
-    assert not torch.allclose(whole, stock(augment).fetch(ROWS, SampleRNG(3, 2)).float(), atol=1e-3)
+    assert not torch.allclose(whole, make_fetcher(augment).fetch(ROWS, SampleRNG(3, 2)).float(), atol=1e-3)
 
 
 def test_evaluation_is_not_augmented():
-    assert np.array_equal(stock(FULL).fetch(ROWS, None).numpy(), make_split().images)
+    assert np.array_equal(make_fetcher(FULL).fetch(ROWS, None).numpy(), make_split().images)
 
 
 def test_cutout_fills_a_square_with_the_mean_color():
-    pixels = stock(Augment(cutout=4)).fetch(ROWS, SampleRNG(0, 0)).numpy()
+    pixels = make_fetcher(Augment(cutout=4)).fetch(ROWS, SampleRNG(0, 0)).numpy()
     changed = (pixels != make_split().images).any(3)
     assert np.all(pixels[changed] == 128)
     assert changed.sum((1, 2)).max() <= 16 and changed.sum((1, 2)).min() >= 3
@@ -91,7 +97,7 @@ def test_cutout_fills_a_square_with_the_mean_color():
 
 def test_erasing_happens_as_often_as_asked():
     split = make_split(400)
-    pixels = stock(Augment(erase_probability=0.25), split).fetch(np.arange(400), SampleRNG(0, 0)).numpy()
+    pixels = make_fetcher(Augment(erase_probability=0.25), split).fetch(np.arange(400), SampleRNG(0, 0)).numpy()
     assert 0.15 < (pixels != split.images).any((1, 2, 3)).mean() < 0.35
 
 
@@ -117,9 +123,9 @@ def test_another_image_size_resizes_training_and_test_images():
 
 
 def test_gray_images_stay_as_they_are_and_color_images_are_cropped_and_flipped():
-    assert augment_of(DataConfig(), make_split(channels=1)) == Augment()
-    assert augment_of(DataConfig(), make_split()).crop == "pad"
-    assert augment_of(DataConfig(train_with_valid_preprocessing=True), make_split()) == Augment()
+    assert build_augment(DataConfig(), make_split(channels=1)) == Augment()
+    assert build_augment(DataConfig(), make_split()).crop == "pad"
+    assert build_augment(DataConfig(train_with_valid_preprocessing=True), make_split()) == Augment()
 
 
 def test_a_percentage_of_the_training_images_is_taken_evenly():
@@ -130,7 +136,7 @@ def test_a_percentage_of_the_training_images_is_taken_evenly():
 
 
 def test_imagenet_figures_are_for_color_only():
-    with pytest.raises(ConfigError, match="it is for color images"):
+    with pytest.raises(ConfigError, match="only for color images"):
         fit_normalization(make_split(channels=1), DataConfig(normalization="imagenet"))
     transform = fit_normalization(make_split(), DataConfig(normalization="imagenet-mean"))
     images = transform(torch.full((1, 12, 12, 3), 200, dtype=torch.uint8))

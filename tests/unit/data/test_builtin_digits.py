@@ -1,8 +1,9 @@
 import numpy as np
 
 from convolve.data.catalog import DIGITS, FASHION_MNIST
-from convolve.data.dataset import Dataset, Split
+from convolve.data.dataset import Dataset
 from convolve.data.fingerprint import compare_contents, hash_samples
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import enlarge, generated_dataset, generated_split, load_digits
 
 
@@ -35,7 +36,7 @@ def test_enlarging_keeps_mirror_images_mirrored() -> None:
 def test_shuffled_samples_are_recognized_as_published_in_another_order() -> None:
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.train))
-    shuffled = Split(digits.train.images[order], digits.train.labels[order])
+    shuffled = InMemoryImages(digits.train.images[order], digits.train.labels[order])
     assert hash_samples(shuffled) == hash_samples(digits.train)
     dataset = Dataset("digits", shuffled, digits.test, digits.classes, "here")
     assert compare_contents(dataset, DIGITS) == "published, in another order"
@@ -46,7 +47,7 @@ def test_one_changed_pixel_or_label_is_recognized_as_different() -> None:
     images, labels = digits.test.images.copy(), digits.test.labels.copy()
     images[5, 10, 10] ^= 1
     labels[3] = (labels[3] + 1) % 10
-    for test in (Split(images, digits.test.labels), Split(digits.test.images, labels)):
+    for test in (InMemoryImages(images, digits.test.labels), InMemoryImages(digits.test.images, labels)):
         assert compare_contents(Dataset("digits", digits.train, test, digits.classes, "here"), DIGITS) == "different"
 
 

@@ -78,12 +78,12 @@ def test_a_check_of_a_folder_reports_other_contents_as_different(tmp_path: Path)
 
 
 def test_a_check_of_a_folder_with_a_set_under_false_names_says_which_it_is(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds digits, not mnist"):
+    with pytest.raises(DataError, match="contains digits, not mnist"):
         check_data(str(write_digits_as(tmp_path / "own")), announce=never, progress=ignore_progress)
 
 
 def test_a_check_of_an_empty_folder_lists_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no known data set in it; looked for mnist"):
+    with pytest.raises(DataError, match="contains no known data set; looked for mnist"):
         check_data(str(tmp_path), announce=never, progress=ignore_progress)
 
 

@@ -11,8 +11,8 @@ import pytest
 from cifar_files import COUNT, records, write_binary, write_python
 from convolve.config.schema import DataConfig
 from convolve.data.catalog import CIFAR10, CIFAR100, Archive, DatasetInfo, IdxFile
-from convolve.data.dataset import Split
 from convolve.data.fetch import fetch_entry
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import infer_entry, open_dataset
 from convolve.data.readers.cifar import read_binary
 from convolve.download import ignore_progress
@@ -25,7 +25,7 @@ from data_samples import Server
 def test_both_versions_hold_the_same_images(tmp_path: Path, entry: DatasetInfo, write, version: str) -> None:
     write(tmp_path, entry)
     dataset = open_dataset(DataConfig(dataset=entry.name, data_dir=tmp_path), announce=print, progress=ignore_progress)
-    assert isinstance(dataset.train, Split) and isinstance(dataset.test, Split)
+    assert isinstance(dataset.train, InMemoryImages) and isinstance(dataset.test, InMemoryImages)
     planes, fine, _ = records(entry, len(entry.files) - 1)
     assert np.array_equal(dataset.test.labels, fine)
     assert np.array_equal(dataset.test.images, planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
@@ -74,7 +74,7 @@ def test_the_published_archive_is_fetched_checked_and_unpacked(tmp_path: Path, s
 
 def test_a_missing_batch_is_named(tmp_path: Path) -> None:
     (write_binary(tmp_path, CIFAR10) / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_3\.bin missing; put all files of cifar-10 there"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin missing; add all files of cifar-10"):
         read_binary(tmp_path, CIFAR10)
 
 

@@ -3,8 +3,8 @@ import random
 import numpy as np
 import pytest
 
-from convolve.data.readers.crc32c import crc32c, crc32c_ranges, mask
-from data_samples import slow_crc
+from convolve.data.readers.crc32c import crc32c_ranges, mask
+from data_samples import crc32c, slow_crc
 
 
 def test_the_check_value_of_the_standard_is_met() -> None:

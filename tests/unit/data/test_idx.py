@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convolve.data.dataset import make_split
+from convolve.data.loader.in_memory import check_images
 from convolve.data.readers.mnist import pack_idx, read_images, read_labels
 from convolve.errors import DataError
 
@@ -38,32 +38,32 @@ def test_labels_given_as_images_are_refused_with_the_magic_that_was_found(tmp_pa
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="absent: cannot be read"):
+    with pytest.raises(DataError, match="absent: cannot read"):
         read_images(tmp_path / "absent")
 
 
 def test_a_split_needs_as_many_labels_as_images() -> None:
     with pytest.raises(DataError, match="here: 5 images but labels of shape"):
-        make_split(IMAGES, LABELS[:4], classes=10, where="here")
+        check_images(IMAGES, LABELS[:4], classes=10, source="here")
 
 
 def test_a_split_refuses_a_label_outside_the_classes_and_names_the_sample() -> None:
     with pytest.raises(DataError, match="here: label 4 of sample 2: must be 0 to 3"):
-        make_split(IMAGES, np.minimum(LABELS, 4), classes=4, where="here")
+        check_images(IMAGES, np.minimum(LABELS, 4), classes=4, source="here")
 
 
 def test_a_split_refuses_negative_labels_where_any_class_is_accepted() -> None:
     with pytest.raises(DataError, match="label -1 of sample 0"):
-        make_split(IMAGES, LABELS - 4, classes=None, where="here")
+        check_images(IMAGES, LABELS - 4, classes=None, source="here")
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 6, 2), (5, 7), (5, 0, 6), (5, 5000, 1)])
 def test_a_split_refuses_implausible_images(shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="here: image"):
-        make_split(np.zeros(shape, np.uint8), LABELS, classes=10, where="here")
+        check_images(np.zeros(shape, np.uint8), LABELS, classes=10, source="here")
 
 
 def test_a_split_has_a_channel_axis_and_a_length() -> None:
-    split = make_split(IMAGES, LABELS, classes=10, where="here")
+    split = check_images(IMAGES, LABELS, classes=10, source="here")
     assert split.images.shape == (5, 7, 6, 1)
     assert len(split) == 5

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from convolve.data.dataset import Split, Targets
-from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.dataset import Targets
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.data.transforms.augment import Augment
 from convolve.data.transforms.mixup import Cutmix, Mixing, MixupCutmix
@@ -13,8 +13,8 @@ from convolve.engine.loss import CrossEntropy
 CPU = torch.device("cpu")
 
 
-def recipe(count, *, m=None, share=1.0, corner=(0.0, 0.0)):
-    return MixupCutmix(count, np.ones(count) if m is None else np.array(m), m is not None, share, corner)
+def plan(count, *, m=None, kept=1.0, corner=(0.0, 0.0)):
+    return MixupCutmix(count, np.ones(count) if m is None else np.array(m), m is not None, kept, corner)
 
 
 def images(count, size=4):
@@ -24,7 +24,7 @@ def images(count, size=4):
 
 def test_mixup_by_hand():
     places = np.arange(3)
-    mixed, targets = recipe(3, m=[0.75, 0.5, 1.0]).apply(images(3), torch.tensor([5, 6, 7]), places, places)
+    mixed, targets = plan(3, m=[0.75, 0.5, 1.0]).apply(images(3), torch.tensor([5, 6, 7]), places, places)
     assert mixed[:, 0, 0, 0].tolist() == [0.75 * 0 + 0.25 * 2, 0.5 * 1 + 0.5 * 0, 2.0]
     assert targets.labels.tolist() == [[5, 6, 7], [7, 5, 6]]
     assert targets.weights.tolist() == [[0.75, 0.5, 1.0], [0.25, 0.5, 0.0]]
@@ -32,7 +32,7 @@ def test_mixup_by_hand():
 
 def test_cutmix_by_hand():
     places = np.arange(4)
-    mixed, targets = recipe(4, share=0.75, corner=(0.99, 0.0)).apply(images(4), torch.arange(4), places, places)
+    mixed, targets = plan(4, kept=0.75, corner=(0.99, 0.0)).apply(images(4), torch.arange(4), places, places)
     # The box has sides of 4 * sqrt(0.25) = 2 pixels and lies at the lower left; the partner stands two places before.
     assert mixed[0, 0].tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [2, 2, 0, 0], [2, 2, 0, 0]]
     assert targets.labels.tolist() == [[0, 1, 2, 3], [2, 3, 0, 1]]
@@ -41,14 +41,14 @@ def test_cutmix_by_hand():
 
 def test_cutmix_counts_the_pixels_of_the_box_not_the_share_that_was_drawn():
     places = np.arange(4)
-    _, targets = recipe(4, share=0.5).apply(images(4), torch.arange(4), places, places)
+    _, targets = plan(4, kept=0.5).apply(images(4), torch.arange(4), places, places)
     assert targets.weights[:, 0].tolist() == [1 - 9 / 16, 9 / 16]  # round(4 * sqrt(0.5)) = 3
 
 
 def test_both_together_have_four_labels_by_hand():
     m = [0.9, 0.8, 0.7, 0.6]
     places = np.arange(4)
-    mixed, targets = recipe(4, m=m, share=0.75).apply(images(4), torch.arange(4), places, places)
+    mixed, targets = plan(4, m=m, kept=0.75).apply(images(4), torch.arange(4), places, places)
     assert targets.labels[:, 3].tolist() == [3, 2, 1, 0]
     assert targets.weights[:, 3].tolist() == pytest.approx([0.6 * 0.75, 0.4 * 0.75, 0.8 * 0.25, 0.2 * 0.25])
     assert mixed[3, 0, 3, 3] == pytest.approx(0.6 * 3 + 0.4 * 2)
@@ -57,7 +57,7 @@ def test_both_together_have_four_labels_by_hand():
 
 def test_a_window_of_two_takes_the_other_one():
     places = np.arange(2)
-    _, targets = recipe(2, share=0.75).apply(images(2), torch.arange(2), places, places)
+    _, targets = plan(2, kept=0.75).apply(images(2), torch.arange(2), places, places)
     assert targets.labels.tolist() == [[0, 1], [1, 0]]
 
 
@@ -79,7 +79,7 @@ def test_a_disabled_cutmix_leaves_images_and_labels_alone():
     ],
 )
 def test_each_version_keeps_the_share_that_it_promises(cutmix, mean):
-    shares = [Mixing(0.0, cutmix).plan(8, (0, 0, row)).share for row in range(4000)]
+    shares = [Mixing(0.0, cutmix).plan(8, (0, 0, row)).kept for row in range(4000)]
     assert np.mean(shares) == pytest.approx(mean, abs=0.01)
     assert min(shares) >= 0 and max(shares) <= 1
 
@@ -125,12 +125,12 @@ MIXERS = {
 @pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
 def test_micro_batches_and_replicas_do_not_change_what_is_mixed(mixer):
     draw = np.random.default_rng(0)
-    split = Split(draw.integers(0, 256, (50, 8, 8, 3), np.uint8), draw.integers(0, 10, 50))
+    split = InMemoryImages(draw.integers(0, 256, (50, 8, 8, 3), np.uint8), draw.integers(0, 10, 50))
     augment = Augment(crop="pad", flip="random", cutout=3, jitter=(0.2, 0.2, 0.2), layers=1)
 
     def first_epoch(micro, replicas):
         transform = Transform(8, 8, (0.5,) * 3, (0.2,) * 3)
-        loader = Loader(InMemoryFetcher(split, transform, CPU, augment), transform, CPU, mixer)
+        loader = Loader(split.fetcher(transform, augment, CPU), transform, CPU, mixer)
         parts = [loader.step_batches(3, 0, micro, 16, ReplicaShard(index, replicas)) for index in range(replicas)]
         found = []
         for _ in range(4):

@@ -29,17 +29,17 @@ def test_fortran_order_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_missing_array_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="must hold y_test.npy once, holds x_test.npy"):
+    with pytest.raises(DataError, match="must contain y_test.npy once, contains x_test.npy"):
         read_npz(write(tmp_path / "mnist.npz", y_test=None))
 
 
 def test_images_must_be_bytes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="x_train holds int64: images must be uint8"):
+    with pytest.raises(DataError, match="x_train contains int64: images must be uint8"):
         read_npz(write(tmp_path / "mnist.npz", x_train=X.astype(np.int64)))
 
 
 def test_labels_must_be_whole_numbers(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="y_train holds float64: must be whole numbers"):
+    with pytest.raises(DataError, match="y_train contains float64: must be integers"):
         read_npz(write(tmp_path / "mnist.npz", y_train=Y.astype(float)))
 
 

@@ -59,7 +59,7 @@ def test_float_features_are_read_and_unknown_fields_passed_over() -> None:
 @pytest.mark.parametrize(
     ("payload", "problem"),
     [
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a field of .* bytes where 0 are left"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a field of .* bytes, 0 are left"),
         (b"\x0a", "a number that is cut off"),
         (b"\xff" * 11, "more than 64 bits"),
         (b"\x0b", "wire type 3"),
@@ -80,5 +80,5 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no record in it"):
+    with pytest.raises(DataError, match="contains no record"):
         read_examples(write(tmp_path / "r", []), ignore_progress)

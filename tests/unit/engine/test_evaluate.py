@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from convolve.config import ModelConfig
-from convolve.data.dataset import Split
-from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.loader.loader import Loader
 from convolve.data.transforms.augment import NO_AUGMENT
 from convolve.data.transforms.normalize import Transform
@@ -31,9 +30,9 @@ def make_network(name="resnet8-cifar", side=32, channels=3, **options):
 
 def make_loader(side=32, channels=3, count=50):
     draw = np.random.default_rng(0)
-    split = Split(draw.integers(0, 256, (count, side, side, channels), np.uint8), draw.integers(0, 10, count))
+    split = InMemoryImages(draw.integers(0, 256, (count, side, side, channels), np.uint8), draw.integers(0, 10, count))
     transform = Transform(side, side, (0.5,) * channels, (0.5,) * channels)
-    return Loader(InMemoryFetcher(split, transform, CPU, NO_AUGMENT), transform, CPU)
+    return Loader(split.fetcher(transform, NO_AUGMENT, CPU), transform, CPU)
 
 
 def count_by_hand(network, loader):

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from convolve.config import ModelConfig, OptimConfig
-from convolve.data.dataset import Split
-from convolve.data.loader.in_memory import InMemoryFetcher
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.loader.loader import Loader
 from convolve.data.transforms.augment import NO_AUGMENT
-from convolve.data.transforms.normalize import Transform, fit_transform
+from convolve.data.transforms.normalize import Transform
 from convolve.distributed.collectives import SingleProcess
 from convolve.engine.evaluate import evaluate
 from convolve.engine.forward_backward import ForwardBackward, PassContext
@@ -29,7 +28,7 @@ CPU = torch.device("cpu")
 
 def make_split(count=37, seed=0):
     draw = np.random.default_rng(seed)
-    return Split(draw.integers(0, 256, (count, 28, 28, 1), np.uint8), draw.integers(0, 10, count))
+    return InMemoryImages(draw.integers(0, 256, (count, 28, 28, 1), np.uint8), draw.integers(0, 10, count))
 
 
 def make_state(model="lenet5", **options):
@@ -39,7 +38,7 @@ def make_state(model="lenet5", **options):
 
 def make_loader(split):
     transform = Transform(28, 28, (0.5,), (0.5,))
-    return Loader(InMemoryFetcher(split, transform, CPU, NO_AUGMENT), transform, CPU)
+    return Loader(split.fetcher(transform, NO_AUGMENT, CPU), transform, CPU)
 
 
 def test_the_gradient_is_the_mean_over_the_true_number_of_samples():
@@ -70,7 +69,7 @@ def test_a_step_moves_the_position_by_the_global_batch():
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    loader = make_loader(Split(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
+    loader = make_loader(InMemoryImages(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
     steps = loader.step_batches(5, 0, 16, 16)
     epochs = [[label for _ in range(3) for label in next(steps).micro_batches[0].labels.tolist()] for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(37))
@@ -79,7 +78,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 @pytest.mark.parametrize("position", [0, 16, 32, 37, 53, 100])
 def test_a_position_is_enough_to_go_on(position):
-    loader = make_loader(Split(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
+    loader = make_loader(InMemoryImages(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
 
     def labels(batches, count):
         return [next(batches).micro_batches[0].labels.tolist() for _ in range(count)]
@@ -156,20 +155,20 @@ def test_weights_of_another_network_are_refused():
 
 def test_standard_normalization_gives_mean_zero_and_deviation_one():
     split = make_split(200)
-    images = fit_transform(split, "standard")(torch.from_numpy(split.images))
+    images = split.fit_transform("standard")(torch.from_numpy(split.images))
     assert float(images.mean()) == pytest.approx(0, abs=1e-5)
     assert float(images.std(unbiased=False)) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("unit", 0.0, 1.0), ("symmetric", -1.0, 1.0)])
 def test_fixed_normalizations_have_their_range(name, low, high):
-    split = Split(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1), np.zeros(2, np.int64))
-    images = fit_transform(split, name)(torch.from_numpy(split.images))
+    split = InMemoryImages(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1), np.zeros(2, np.int64))
+    images = split.fit_transform(name)(torch.from_numpy(split.images))
     assert images.flatten().tolist() == pytest.approx([low, high])
 
 
 def test_a_transform_survives_its_checkpoint():
-    transform = fit_transform(make_split(), "standard")
+    transform = make_split().fit_transform("standard")
     assert Transform.from_json(transform.to_json()) == transform
     with pytest.raises(CheckpointError, match="not a transform"):
         Transform.from_json({"height": 3})

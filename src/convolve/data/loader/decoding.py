@@ -1,24 +1,27 @@
-"""Pictures that stay encoded (or memory-mapped) until they are needed: decoded, cropped and resized by threads.
+"""Encoded or memory-mapped images: decoded, cropped and resized by threads when they are needed.
 
-What a sample becomes depends on (seed, epoch, sample) and the picture alone, so the number of threads cannot change it.
+A sample depends only on (seed, epoch, sample) and the image, so the number of threads does not change it.
 """
 
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from convolve.data.dataset import Labels
-from convolve.data.image_io import Decoder, Reader
-from convolve.data.transforms.augment import NUMBERS, Augment, Box, center_box, draw_box, draw_box_on
+from convolve.data.dataset import Images, Labels
+from convolve.data.image_io import Decoder
+from convolve.data.transforms.augment import NO_AUGMENT, NUMBERS, Augment, Box, center_box, draw_box, draw_box_on
 from convolve.data.transforms.normalize import Transform, fit_channels
 from convolve.errors import DataError
+from convolve.kernels.jpeg import Jpeg
 from convolve.rng import Indices, SampleRNG
 
 USUAL_PHOTO_SIZE = 224
@@ -27,163 +30,165 @@ _STEPS_AHEAD = 2
 _STATISTICS_SAMPLES = 512
 
 
-class EncodedSource(Reader, Protocol):
-    """Pictures by number, with their labels."""
-
-    @property
-    def labels(self) -> Labels:
-        """The class of each picture."""
-
-    def __len__(self) -> int: ...
-
-    def objects(self, row: int) -> npt.NDArray[np.float32]:
-        """Boxes [K, 4] of objects in it."""
-
-    def take(self, rows: Indices) -> "EncodedSource":
-        """Some of the pictures."""
-
-
-@dataclass(frozen=True)
-class EncodedImages:
-    """One split of pictures outside memory."""
-
-    source: EncodedSource
-
-    @property
-    def labels(self) -> Labels:
-        """The class of each picture."""
-        return self.source.labels
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def take(self, rows: Indices) -> "EncodedImages":
-        """Some of the pictures."""
-        return EncodedImages(self.source.take(rows))
-
-
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How pictures are fetched: threads, memory for decoded ones in bytes, and the broken ones that are forgiven."""
+    """Number of threads, bytes of memory for decoded images, and how many broken images are skipped before an error."""
 
     workers: int = 2
     cache_bytes: int = 0
-    forgiven: int = 0
+    max_bad_samples: int = 0
 
 
-class DecodingFetcher:
-    """Pictures as pixels of one size, fetched by threads some windows ahead."""
+class EncodedImages(ABC):
+    """A reader of images outside memory; every image may have another size."""
 
-    def __init__(
-        self, gallery: EncodedImages, transform: Transform, augment: Augment, service: DecodingOptions
-    ) -> None:
-        self.labels = gallery.labels
-        self.skipped: list[str] = []
-        self.ahead = _STEPS_AHEAD if service.workers else 0
-        self._source = gallery.source
-        self._transform = transform
-        self._augment = augment
-        self._service = service
-        self._decoder = Decoder(gallery.source, service.cache_bytes)
-        self._pool = ThreadPoolExecutor(service.workers, "decode") if service.workers else None
-        self._fill = torch.tensor([round(255 * mean) for mean in transform.mean], dtype=torch.uint8)
-        self._lock = threading.Lock()
-        self._bad: dict[int, str] = {}
+    labels: Labels
+    image_shape = None
 
-    def begin(self, rows: Indices, draw: SampleRNG | None) -> Callable[[], tuple[Tensor, Indices]]:
-        """Give the pictures to the threads."""
-        height, width = self._transform.height, self._transform.width
-        with torch.inference_mode(False):  # the threads write to it, and they are never in that mode
-            pixels = torch.empty((len(rows), height, width, 3), dtype=torch.uint8)
-            targets = pixels.unbind(0)
-        views, numbers = self._views(rows, draw), rows.tolist()
-        step = max(1, min(_MAX_CHUNK, len(rows) // max(self._service.workers, 1)))
-        chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
+    def __len__(self) -> int:
+        return len(self.labels)
 
-        def work(chunk: range) -> list[int]:
-            self._decoder.read_ahead(numbers[chunk.start : chunk.stop])
-            done = [place for place in chunk if self._fetch(numbers[place], views[place], targets[place])]
-            self._decoder.finish()
-            return done
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """Return the name of an image for messages."""
 
-        if self._pool is None:
-            return lambda: self._finish(rows, draw, pixels, [work(chunk) for chunk in chunks])
-        pending: list[Future[list[int]]] = [self._pool.submit(work, chunk) for chunk in chunks]
+    @abstractmethod
+    def read(self, row: int) -> bytes | Images:
+        """Return an encoded image, or pixels [H, W, 3]."""
 
-        def fetch() -> tuple[Tensor, Indices]:
-            wait(pending)  # one awakening for all of them: each would disturb the threads
-            return self._finish(rows, draw, pixels, [future.result() for future in pending])
+    @abstractmethod
+    def take(self, rows: Indices) -> "EncodedImages": ...
 
-        return fetch
+    def file(self, row: int) -> Path | None:
+        """Return the file that contains only this image, if there is one."""
+        return None
 
-    def _views(self, rows: Indices, draw: SampleRNG | None) -> "list[PermutedView]":
-        numbers: list[list[float]] = [[] for _ in rows]
-        flips = np.zeros(len(rows), np.bool_)
-        if draw is not None and self._augment.crop == "resized":
-            numbers = draw.numbers(rows, NUMBERS, "crop").tolist()
-        if draw is not None and self._augment.flip != "none":
-            flips = draw.flips(rows, self._augment.flip == "alternating")
-        return [PermutedView(*view) for view in zip(numbers, flips.tolist(), strict=True)]
+    def read_jpegs(self, rows: Sequence[int], memory: Images) -> dict[int, Jpeg]:
+        """Read as many of the images as one native call can read into `memory`."""
+        return {}
 
-    def _fetch(self, row: int, view: "PermutedView", target: Tensor) -> bool:
-        """Begin to put one picture into its place; False for a broken one that is forgiven."""
+    def objects(self, row: int) -> npt.NDArray[np.float32]:
+        """Return boxes [K, 4] of objects in an image: left, top, right, bottom, as fractions of its sides."""
+        return np.empty((0, 4), np.float32)
 
-        def choose(size: tuple[int, int]) -> Box:
-            if not view.numbers:
-                return center_box(size, self._transform.crop_share)
-            objects = self._source.objects(row)
-            if len(objects):
-                return draw_box_on(view.numbers, size, self._augment.area, self._augment.aspect, objects)
-            return draw_box(view.numbers, size, self._augment.area, self._augment.aspect)
+    def fit_transform(self, normalization: str, size: int | None = None, photo_size: int | None = None) -> Transform:
+        """Return the transform of a normalization; `standard` is estimated from up to 512 images."""
+        side = size or photo_size or USUAL_PHOTO_SIZE
+        plain = Transform(side, side, (0.0,) * 3, (1.0,) * 3, side / int(side * 256 / 224))
+        images = np.zeros((1, 1, 1, 3), np.uint8)
+        if normalization == "standard":
+            small = replace(plain, height=64, width=64)
+            rows = np.unique(np.linspace(0, len(self) - 1, _STATISTICS_SAMPLES).astype(np.int64))
+            options = DecodingOptions(workers=0, max_bad_samples=len(rows))
+            fetcher = DecodingFetcher(self.take(rows), small, NO_AUGMENT, options)
+            images = fetcher.start(np.arange(len(rows)), None)()[0].numpy()
+        mean, std = fit_channels(images, normalization)
+        return replace(plain, mean=mean, std=std)
 
-        try:
-            self._decoder.begin(row, choose, target, flip=view.flip)
-        except DataError as error:
-            self._forgive(row, error)
-            return False
-        return True
-
-    def _forgive(self, row: int, error: DataError) -> None:
-        """Take note of a broken picture; one too many is an error."""
-        with self._lock:
-            if row in self._bad:
-                return
-            if len(self._bad) >= self._service.forgiven:
-                allowed = self._service.forgiven
-                rule = f"and {allowed} were left out already, which is all that --bad-samples-limit allows"
-                raise DataError(
-                    f"{error}; " + (rule if allowed else "leave broken pictures out with --bad-samples skip")
-                ) from error
-            self._bad[row] = str(error)
-            self.skipped.append(str(error))
-
-    def _finish(
-        self, rows: Indices, draw: SampleRNG | None, pixels: Tensor, done: list[list[int]]
-    ) -> tuple[Tensor, Indices]:
-        kept = np.array([place for places in done for place in places], np.int64)
-        if len(kept) < len(rows):
-            pixels = pixels.index_select(0, torch.from_numpy(kept))
-        if draw is not None:
-            pixels = self._augment.colors(pixels, rows[kept], draw)
-            pixels = self._augment.cut(pixels, rows[kept], draw, self._fill)
-        return pixels, kept
+    def fetcher(
+        self, transform: Transform, augment: Augment, device: torch.device, options: DecodingOptions
+    ) -> "DecodingFetcher":
+        return DecodingFetcher(self, transform, augment, options)
 
 
-class PermutedView(NamedTuple):
-    """The random numbers of one sample's crop (none: the center), and whether it is mirrored."""
+class _View(NamedTuple):
+    """Random numbers for the crop of one sample (none: the center), and whether it is mirrored."""
 
     numbers: list[float]
     flip: bool
 
 
-def fit_image_statistics(gallery: EncodedImages, normalization: str, size: int) -> Transform:
-    """The transform for pictures of a gallery; `standard` takes its figures from some hundred of them."""
-    plain = Transform(size, size, (0.0,) * 3, (1.0,) * 3, size / int(size * 256 / 224))
-    images = np.zeros((1, 1, 1, 3), np.uint8)
-    if normalization == "standard":
-        small = replace(plain, height=64, width=64)
-        rows = np.unique(np.linspace(0, len(gallery) - 1, _STATISTICS_SAMPLES).astype(np.int64))
-        stock = DecodingFetcher(gallery.take(rows), small, Augment(), DecodingOptions(workers=0, forgiven=len(rows)))
-        images = stock.begin(np.arange(len(rows)), None)()[0].numpy()
-    mean, std = fit_channels(images, normalization)
-    return replace(plain, mean=mean, std=std)
+class DecodingFetcher:
+    """Decodes, crops and resizes images in a thread pool, prefetching two steps ahead."""
+
+    def __init__(self, reader: EncodedImages, transform: Transform, augment: Augment, options: DecodingOptions) -> None:
+        self.labels = reader.labels
+        self.skipped: list[str] = []
+        self.ahead = _STEPS_AHEAD if options.workers else 0
+        self._reader = reader
+        self._transform = transform
+        self._augment = augment
+        self._options = options
+        self._decoder = Decoder(reader, options.cache_bytes)
+        self._pool = ThreadPoolExecutor(options.workers, "decode") if options.workers else None
+        self._fill = torch.tensor([round(255 * mean) for mean in transform.mean], dtype=torch.uint8)
+        self._lock = threading.Lock()
+        self._bad_rows: set[int] = set()
+
+    def start(self, rows: Indices, rng: SampleRNG | None) -> Callable[[], tuple[Tensor, Indices]]:
+        """Submit the images to the threads; without threads, they are decoded when the returned function is called."""
+        height, width = self._transform.height, self._transform.width
+        with torch.inference_mode(False):  # the threads write to it, and they are never in that mode
+            pixels = torch.empty((len(rows), height, width, 3), dtype=torch.uint8)
+            targets = pixels.unbind(0)
+        views, numbers = self._views(rows, rng), rows.tolist()
+        step = max(1, min(_MAX_CHUNK, len(rows) // max(self._options.workers, 1)))
+        chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
+
+        def decode(chunk: range) -> list[int]:
+            self._decoder.read_ahead(numbers[chunk.start : chunk.stop])
+            decoded = [i for i in chunk if self._start_image(numbers[i], views[i], targets[i])]
+            self._decoder.finish()
+            return decoded
+
+        if self._pool is None:
+            return lambda: self._finish(rows, rng, pixels, [decode(chunk) for chunk in chunks])
+        pending: list[Future[list[int]]] = [self._pool.submit(decode, chunk) for chunk in chunks]
+
+        def fetch() -> tuple[Tensor, Indices]:
+            wait(pending)  # wake up once for all of them: each wake-up would disturb the threads
+            return self._finish(rows, rng, pixels, [future.result() for future in pending])
+
+        return fetch
+
+    def _views(self, rows: Indices, rng: SampleRNG | None) -> list[_View]:
+        numbers: list[list[float]] = [[] for _ in rows]
+        flips = np.zeros(len(rows), np.bool_)
+        if rng is not None and self._augment.crop == "resized":
+            numbers = rng.numbers(rows, NUMBERS, "crop").tolist()
+        if rng is not None and self._augment.flip != "none":
+            flips = rng.flips(rows, self._augment.flip == "alternating")
+        return [_View(*view) for view in zip(numbers, flips.tolist(), strict=True)]
+
+    def _start_image(self, row: int, view: _View, target: Tensor) -> bool:
+        """Start to decode one image into `target`; return False for a broken one that is skipped."""
+
+        def choose_box(size: tuple[int, int]) -> Box:
+            if not view.numbers:
+                return center_box(size, self._transform.crop_fraction)
+            objects = self._reader.objects(row)
+            if len(objects):
+                return draw_box_on(view.numbers, size, self._augment.area, self._augment.aspect, objects)
+            return draw_box(view.numbers, size, self._augment.area, self._augment.aspect)
+
+        try:
+            self._decoder.start(row, choose_box, target, flip=view.flip)
+        except DataError as error:
+            self._skip(row, error)
+            return False
+        return True
+
+    def _skip(self, row: int, error: DataError) -> None:
+        """Record a broken image, or raise if it is one too many."""
+        with self._lock:
+            if row in self._bad_rows:
+                return
+            limit = self._options.max_bad_samples
+            if len(self._bad_rows) >= limit:
+                remedy = "skip broken images with --bad-samples skip"
+                if limit:
+                    remedy = f"{limit} were skipped already, the most that --bad-samples-limit allows"
+                raise DataError(f"{error}; {remedy}") from error
+            self._bad_rows.add(row)
+            self.skipped.append(str(error))
+
+    def _finish(
+        self, rows: Indices, rng: SampleRNG | None, pixels: Tensor, decoded: list[list[int]]
+    ) -> tuple[Tensor, Indices]:
+        kept = np.array([position for chunk in decoded for position in chunk], np.int64)
+        if len(kept) < len(rows):
+            pixels = pixels.index_select(0, torch.from_numpy(kept))
+        if rng is not None:
+            pixels = self._augment.colors(pixels, rows[kept], rng)
+            pixels = self._augment.cut(pixels, rows[kept], rng, self._fill)
+        return pixels, kept

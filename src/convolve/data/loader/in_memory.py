@@ -1,25 +1,98 @@
-"""Samples that live in memory as bytes: a batch is one gather and a few operations on the whole of it."""
+"""Images in memory: a batch is one gather and a few operations on all of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.data.dataset import Split
+from convolve.data.dataset import Images, Labels
+from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.transforms.augment import NUMBERS, Augment, crop_and_resize, crop_padded, flip_images, pad_images
-from convolve.data.transforms.normalize import Transform
+from convolve.data.transforms.normalize import Transform, fit_channels
+from convolve.errors import DataError
 from convolve.rng import Indices, SampleRNG
+
+MAX_SIDE = 4096
+
+
+@dataclass(frozen=True)
+class InMemoryImages:
+    """A reader of images [N, H, W, C] with C = 1 or 3, and labels [N]."""
+
+    images: Images
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        height, width, channels = self.images.shape[1:]
+        return height, width, channels
+
+    def take(self, rows: Indices) -> "InMemoryImages":
+        """Return some of the samples, in this order; consecutive ones are not copied."""
+        if len(rows) and (np.diff(rows) == 1).all():
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            return InMemoryImages(self.images[part], self.labels[part])
+        return InMemoryImages(self.images[rows], self.labels[rows])
+
+    def fit_transform(self, normalization: str, size: int | None = None, photo_size: int | None = None) -> Transform:
+        height, width, channels = self.image_shape
+        mean, std = fit_channels(self.images, normalization)
+        assert len(mean) == channels, f"{len(mean)} means for {channels} channels"
+        return Transform(size or height, size or width, mean, std)
+
+    def fetcher(
+        self, transform: Transform, augment: Augment, device: torch.device, options: DecodingOptions | None = None
+    ) -> "InMemoryFetcher":
+        return InMemoryFetcher(self, transform, device, augment)
+
+
+def check_images(images: Images, labels: Labels, *, classes: int | None, source: str) -> InMemoryImages:
+    """Join images [N, H, W] or [N, H, W, C] and their labels, or raise DataError if they do not belong together.
+
+    Args:
+        classes: number of classes; None accepts any label from 0 up.
+        source: the files, as an error message names them.
+    """
+    if images.ndim == 3:
+        images = images[..., np.newaxis]
+    if images.ndim != 4 or images.shape[3] not in (1, 3):
+        raise DataError(
+            f"{source}: image array of shape {images.shape}: must be [count, height, width] or [..., 1 or 3]"
+        )
+    if not all(1 <= side <= MAX_SIDE for side in images.shape[1:3]):
+        raise DataError(f"{source}: images of {images.shape[1]} x {images.shape[2]}: sides must be 1 to {MAX_SIDE}")
+    if labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{source}: {len(images)} images but labels of shape {labels.shape}: the files do not belong together"
+        )
+    if not len(labels):
+        raise DataError(f"{source}: contains no image; get a complete copy")
+    wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        rule = "0 or more" if classes is None else f"0 to {classes - 1}"
+        raise DataError(f"{source}: label {int(labels[row])} of sample {row}: must be {rule}; get an undamaged copy")
+    return InMemoryImages(np.ascontiguousarray(images), labels)
 
 
 class InMemoryFetcher:
-    """A split on the device. Images are augmented at their stored size and then resized, if the network asks for it."""
+    """Gathers images on the device, augments them at their stored size, then resizes them if the transform requires it.
+
+    Prefetches nothing: the gather is faster than handing it to a thread.
+    """
 
     ahead = 0
 
-    def __init__(self, split: Split, transform: Transform, device: torch.device, augment: Augment) -> None:
-        self.labels = split.labels
+    def __init__(self, reader: InMemoryImages, transform: Transform, device: torch.device, augment: Augment) -> None:
+        self.labels = reader.labels
         self.skipped: list[str] = []
-        self._images = torch.from_numpy(split.images).to(device)
+        self._images = torch.from_numpy(reader.images).to(device)
         self._fill = torch.tensor([round(255 * mean) for mean in transform.mean], dtype=torch.uint8, device=device)
         self._size = (transform.height, transform.width)
         self._augment = augment
@@ -30,33 +103,32 @@ class InMemoryFetcher:
             else self._images
         )
 
-    def begin(self, rows: Indices, draw: SampleRNG | None) -> "_Fetch":
-        """Nothing is begun in advance: the gather is quicker than any thread."""
-        return _Fetch(self, rows, draw)
+    def start(self, rows: Indices, rng: SampleRNG | None) -> Callable[[], tuple[Tensor, Indices]]:
+        return lambda: (self.fetch(rows, rng), np.arange(len(rows)))
 
-    def fetch(self, rows: Indices, draw: SampleRNG | None) -> Tensor:
-        """Pixels of the samples in `rows`."""
-        places = torch.from_numpy(rows).to(self._device)
-        if draw is None:
-            return self._resize(self._images.index_select(0, places))
-        pixels = self._cropped(places, rows, draw)
+    def fetch(self, rows: Indices, rng: SampleRNG | None) -> Tensor:
+        """Return the pixels of the samples in `rows`."""
+        selected = torch.from_numpy(rows).to(self._device)
+        if rng is None:
+            return self._resize(self._images.index_select(0, selected))
+        pixels = self._crop(selected, rows, rng)
         augment = self._augment
         if augment.flip != "none":
-            flips = draw.flips(rows, augment.flip == "alternating")
+            flips = rng.flips(rows, augment.flip == "alternating")
             pixels = flip_images(pixels, torch.from_numpy(flips).to(self._device))
-        pixels = augment.colors(pixels, rows, draw)
-        return self._resize(augment.cut(pixels, rows, draw, self._fill))
+        pixels = augment.colors(pixels, rows, rng)
+        return self._resize(augment.cut(pixels, rows, rng, self._fill))
 
-    def _cropped(self, places: Tensor, rows: Indices, draw: SampleRNG) -> Tensor:
+    def _crop(self, selected: Tensor, rows: Indices, rng: SampleRNG) -> Tensor:
         augment = self._augment
         if augment.crop == "pad":
-            numbers = draw.numbers(rows, 2, "crop")
+            numbers = rng.numbers(rows, 2, "crop")
             corners = torch.from_numpy((numbers * (2 * augment.padding + 1)).astype(np.int64)).to(self._device)
             height, width = self._images.shape[1:3]
-            return crop_padded(self._padded, places, corners, (height, width))
-        pixels = self._images.index_select(0, places)
+            return crop_padded(self._padded, selected, corners, (height, width))
+        pixels = self._images.index_select(0, selected)
         if augment.crop == "resized":
-            return crop_and_resize(pixels, draw.numbers(rows, NUMBERS, "crop"), augment)
+            return crop_and_resize(pixels, rng.numbers(rows, NUMBERS, "crop"), augment)
         return pixels
 
     def _resize(self, pixels: Tensor) -> Tensor:
@@ -65,11 +137,3 @@ class InMemoryFetcher:
         images = pixels.permute(0, 3, 1, 2).to(torch.float32)
         resized = functional.interpolate(images, self._size, mode="bilinear", antialias=True, align_corners=False)
         return resized.permute(0, 2, 3, 1)
-
-
-class _Fetch:
-    def __init__(self, stock: InMemoryFetcher, rows: Indices, draw: SampleRNG | None) -> None:
-        self._stock, self._rows, self._draw = stock, rows, draw
-
-    def __call__(self) -> tuple[Tensor, Indices]:
-        return self._stock.fetch(self._rows, self._draw), np.arange(len(self._rows))

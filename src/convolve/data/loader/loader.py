@@ -8,7 +8,7 @@ mixing by the position in the global batch, so a sample does not depend on micro
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from convolve.data.dataset import Labels, Targets
-from convolve.data.transforms.mixup import NO_MIXING, Mixer, MixPlanner
+from convolve.data.transforms.mixup import NO_MIXING, MixPlan, MixPlanner
 from convolve.data.transforms.normalize import Transform
 from convolve.rng import Indices, SampleRNG, epoch_permutation
 
@@ -71,8 +71,8 @@ class Fetcher(Protocol):
     ahead: int
     skipped: list[str]
 
-    def begin(self, rows: Indices, draw: SampleRNG | None) -> PendingPixels:
-        """Start to fetch samples, augmented if `draw` is given. The returned function waits for them and returns pixels
+    def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
+        """Start to fetch samples, augmented if `rng` is given. The returned function waits for them and returns pixels
         [N, H, W, C] and the positions in `rows` of those that could be read."""
 
 
@@ -87,7 +87,7 @@ class Loader:
         fetcher: Fetcher,
         transform: Transform,
         device: torch.device,
-        mixer: Mixer = NO_MIXING,
+        mixing: MixPlanner = NO_MIXING,
         site: torch.device | None = None,
     ) -> None:
         self._fetcher = fetcher
@@ -95,7 +95,7 @@ class Loader:
         self._transform = transform
         self._device = device
         self._site = site or device
-        self._mixer = mixer
+        self._mixing = mixing
         self.waited_seconds = 0.0
 
     def __len__(self) -> int:
@@ -114,8 +114,8 @@ class Loader:
         plans = self._plan(seed, position, global_batch_size)
         while True:
             while len(pending) <= self._fetcher.ahead:
-                rows, draw = next(plans)
-                pending.append(self._begin(rows, draw, micro_batch_size, shard))
+                rows, rng = next(plans)
+                pending.append(self._start(rows, rng, micro_batch_size, shard))
             yield self._finish(pending.popleft())
 
     def batches(self, size: int, shard: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
@@ -124,7 +124,7 @@ class Loader:
         pending: deque[tuple[Indices, PendingPixels]] = deque()
         for start in starts:
             rows = np.arange(start, min(start + size, len(self)))
-            pending.append((rows, self._fetcher.begin(rows, None)))
+            pending.append((rows, self._fetcher.start(rows, None)))
             if len(pending) > self._fetcher.ahead:
                 yield self._plain(*pending.popleft())
         while pending:
@@ -138,32 +138,34 @@ class Loader:
                 yield order[start : start + global_batch_size], SampleRNG(seed, epoch)
             position = (epoch + 1) * len(self)
 
-    def _begin(self, rows: Indices, draw: SampleRNG, micro_batch_size: int, shard: ReplicaShard) -> "_PendingStep":
-        recipe = self._mixer.plan(len(rows), (draw.seed, draw.epoch, int(rows[0])))
-        firsts = list(range(0, len(rows), micro_batch_size))[shard.index :: shard.count]
-        places = [np.arange(first, min(first + micro_batch_size, len(rows))) for first in firsts]
-        needed = [recipe.needed(place) for place in places]
-        pixels = [self._fetcher.begin(rows[place], draw) for place in needed]
-        return _PendingStep(rows, places, needed, pixels, recipe)
+    def _start(self, rows: Indices, rng: SampleRNG, micro_batch_size: int, shard: ReplicaShard) -> "_PendingStep":
+        plan = self._mixing.plan(len(rows), (rng.seed, rng.epoch, int(rows[0])))
+        micro_batches = []
+        for first in list(range(0, len(rows), micro_batch_size))[shard.index :: shard.count]:
+            positions = np.arange(first, min(first + micro_batch_size, len(rows)))
+            fetched = np.concatenate((positions, plan.partners(positions)))
+            micro_batches.append(_PendingMicroBatch(positions, fetched, self._fetcher.start(rows[fetched], rng)))
+        return _PendingStep(rows, micro_batches, plan)
 
     def _finish(self, step: "_PendingStep") -> StepBatch:
         started = time.perf_counter()
-        batches = [self._mix(step, index) for index in range(len(step.places))]
+        batches = [self._mix(step, pending) for pending in step.micro_batches]
         self.waited_seconds += time.perf_counter() - started
-        lost = sum(len(place) for place in step.places) - sum(len(batch.labels) for batch in batches)
-        return StepBatch(tuple(batch for batch in batches if len(batch.labels)), len(step.rows), lost)
+        count = sum(len(pending.positions) for pending in step.micro_batches)
+        skipped = count - sum(len(batch.labels) for batch in batches)
+        return StepBatch(tuple(batch for batch in batches if len(batch.labels)), len(step.rows), skipped)
 
-    def _mix(self, step: "_PendingStep", index: int) -> MicroBatch:
+    def _mix(self, step: "_PendingStep", pending: "_PendingMicroBatch") -> MicroBatch:
         """Finish one micro batch: its samples come first among the fetched ones, their mixing partners after them."""
-        place, needed = step.places[index], step.needed[index]
-        pixels, kept = step.pixels[index]()
+        positions, fetched = pending.positions, pending.fetched
+        pixels, kept = pending.pixels()
         images = self._normalize(pixels)
-        labels = self._labels_of(step.rows[needed[kept]])
-        if len(kept) < len(needed):  # one could not be read: train on this micro batch unmixed
-            count = int((kept < len(place)).sum())
-            return MicroBatch(images[:count], labels[:count], int(place[0]))
-        images, targets = step.recipe.apply(images, labels, place, needed)
-        return MicroBatch(images, labels[: len(place)], int(place[0]), targets)
+        labels = self._labels_of(step.rows[fetched[kept]])
+        if len(kept) < len(fetched):  # one could not be read: train on this micro batch unmixed
+            count = int((kept < len(positions)).sum())
+            return MicroBatch(images[:count], labels[:count], int(positions[0]))
+        images, targets = step.plan.apply(images, labels, positions, fetched)
+        return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets)
 
     def _plain(self, rows: Indices, fetch: PendingPixels) -> MicroBatch:
         pixels, kept = fetch()
@@ -178,9 +180,16 @@ class Loader:
 
 
 @dataclass(frozen=True)
+class _PendingMicroBatch:
+    """Positions in the global batch of its samples, and of all that are fetched for it: samples, then partners."""
+
+    positions: Indices
+    fetched: Indices
+    pixels: PendingPixels
+
+
+@dataclass(frozen=True)
 class _PendingStep:
     rows: Indices
-    places: Sequence[Indices]
-    needed: Sequence[Indices]
-    pixels: Sequence[PendingPixels]
-    recipe: MixPlanner
+    micro_batches: list[_PendingMicroBatch]
+    plan: MixPlan

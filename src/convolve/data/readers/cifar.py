@@ -1,13 +1,11 @@
-"""CIFAR-10 and CIFAR-100 in a folder, in the binary version (fixed records) or the python version (see `pickled.py`).
+"""CIFAR-10 and CIFAR-100 in a folder, in the binary or the python version.
 
-A binary record is one label byte, or a coarse and a fine one, of which the fine one counts, and 3,072 bytes of pixels:
-the red, then the green, then the blue plane, each 32 rows of 32.
+A record of the binary version is one label byte, or a coarse and a fine one, of which the fine one is used, and 3,072
+bytes of pixels: the red, then the green, then the blue plane, each 32 rows of 32.
 
-The python version of CIFAR, read without unpickling.
-
-A pickle is a program, so it is never run here. This reader knows the few instructions that the published files consist
-of, keeps names as plain marks and calls nothing: whatever else a file asks for is an error. What comes out are dicts,
-lists, texts, numbers, and byte arrays.
+The files of the python version are pickles. A pickle is a program, so it is never run. `read_fields` interprets only
+the few instructions that the published files use, treats names as plain values and calls nothing. Anything else is an
+error. Its results are dicts, lists, strings, numbers and byte arrays.
 """
 
 import struct
@@ -20,38 +18,40 @@ import numpy as np
 import torch
 
 from convolve.data.catalog import DatasetInfo
-from convolve.data.dataset import Images, Labels, Split, make_split
+from convolve.data.dataset import Images, Labels
+from convolve.data.loader.in_memory import InMemoryImages, check_images
 from convolve.errors import DataError
 
+Splits = tuple[InMemoryImages, InMemoryImages]
 _PIXELS = 3 * 32 * 32
 
 
-def read_binary(folder: Path, entry: DatasetInfo) -> tuple[Split, Split] | None:
-    """The splits of the binary version; None where no file of it is there."""
+def read_binary(folder: Path, entry: DatasetInfo) -> Splits | None:
+    """Return the splits of the binary version, or None if the folder has no file of it."""
     names = [file.name for file in entry.files]
     return _read(folder, names, entry, lambda path: _read_records(path, entry))
 
 
-def read_python(folder: Path, entry: DatasetInfo) -> tuple[Split, Split] | None:
-    """The splits of the python version; None where no file of it is there."""
+def read_python(folder: Path, entry: DatasetInfo) -> Splits | None:
+    """Return the splits of the python version, or None if the folder has no file of it."""
     names = [file.name.removesuffix(".bin") for file in entry.files]
     return _read(folder, names, entry, lambda path: _read_pickled(path, entry))
 
 
-def _read(folder: Path, names: list[str], entry: DatasetInfo, read: Any) -> tuple[Split, Split] | None:
+def _read(folder: Path, names: list[str], entry: DatasetInfo, read: Any) -> Splits | None:
     missing = [name for name in names if not (folder / name).is_file()]
     if len(missing) == len(names):
         return None
     if missing:
-        raise DataError(f"{folder}: {', '.join(missing)} missing; put all files of {entry.name} there")
+        raise DataError(f"{folder}: {', '.join(missing)} missing; add all files of {entry.name}")
     parts = [read(folder / name) for name in names]
     return _join(parts[:-1], folder, entry), _join(parts[-1:], folder, entry)
 
 
-def _join(parts: list[tuple[Images, Labels]], folder: Path, entry: DatasetInfo) -> Split:
+def _join(parts: list[tuple[Images, Labels]], folder: Path, entry: DatasetInfo) -> InMemoryImages:
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     planes = torch.from_numpy(images).view(-1, 3, 32, 32).permute(0, 2, 3, 1)
-    return make_split(planes.contiguous().numpy(), labels, classes=len(entry.classes), where=str(folder))
+    return check_images(planes.contiguous().numpy(), labels, classes=len(entry.classes), source=str(folder))
 
 
 def _read_records(path: Path, entry: DatasetInfo) -> tuple[Images, Labels]:
@@ -68,9 +68,9 @@ def _read_pickled(path: Path, entry: DatasetInfo) -> tuple[Images, Labels]:
     labels = fields.get(b"labels") if len(entry.classes) <= 10 else fields.get(b"fine_labels")
     data = fields.get(b"data")
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != _PIXELS:
-        raise DataError(f"{path}: no array of images in it; use the binary version of the data")
+        raise DataError(f"{path}: contains no array of images; use the binary version of the data")
     if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
-        raise DataError(f"{path}: no list of labels in it; use the binary version of the data")
+        raise DataError(f"{path}: contains no list of labels; use the binary version of the data")
     return data, np.array(labels, np.int64)
 
 
@@ -91,11 +91,11 @@ class _Name:
 
 
 @dataclass
-class _Made:
-    """What calling a name would have made: the name, what it was given, and the state that was set."""
+class _Object:
+    """The object that calling a name would have created: the name, its arguments, and the state that was set."""
 
     name: _Name
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     state: Any = None
 
 
@@ -127,9 +127,9 @@ class _Machine:
         return text
 
     def since_mark(self) -> list[Any]:
-        place = next(index for index in range(len(self.stack) - 1, -1, -1) if self.stack[index] is _MARK)
-        items = self.stack[place + 1 :]
-        del self.stack[place:]
+        mark = next(index for index in range(len(self.stack) - 1, -1, -1) if self.stack[index] is _MARK)
+        items = self.stack[mark + 1 :]
+        del self.stack[mark:]
         return items
 
     def tuple_of(self, count: int) -> None:
@@ -140,29 +140,29 @@ class _Machine:
     def name(self) -> None:
         name = _Name(self.line(), self.line())
         if (name.module, name.name) not in _NAMES:
-            raise ValueError(f"it asks for {name.module}.{name.name}, which a data file has no use for")
+            raise ValueError(f"it needs {name.module}.{name.name}, which data files do not use")
         self.stack.append(name)
 
     def call(self) -> None:
-        given, name = self.stack.pop(), self.stack.pop()
-        if not isinstance(name, _Name) or not isinstance(given, tuple):
-            raise ValueError("it calls what is not a name")
-        self.stack.append(_Made(name, given))
+        arguments, name = self.stack.pop(), self.stack.pop()
+        if not isinstance(name, _Name) or not isinstance(arguments, tuple):
+            raise ValueError("it calls something that is not a name")
+        self.stack.append(_Object(name, arguments))
 
     def build(self) -> None:
         state = self.stack.pop()
-        if not isinstance(self.stack[-1], _Made):
-            raise ValueError("it sets the state of what has none")
+        if not isinstance(self.stack[-1], _Object):
+            raise ValueError("it sets the state of something that has none")
         self.stack[-1].state = state
 
     def extend(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise ValueError("it appends to what is not a list")
+            raise ValueError("it appends to something that is not a list")
         self.stack[-1].extend(items)
 
     def fill(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict) or len(items) % 2:
-            raise ValueError("it fills what is not a dict")
+            raise ValueError("it fills something that is not a dict")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     def put(self, key: int) -> None:
@@ -206,21 +206,21 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
 
 
 def read_fields(path: Path, *, limit: int) -> dict[bytes, Any]:
-    """The fields of one published file: lists of numbers and texts, and byte arrays [N, M]."""
+    """Return the fields of one published file: lists of numbers and strings, and byte arrays [N, M]."""
     try:
         size = path.stat().st_size
         if size > limit:
             raise DataError(f"{path}: {size} bytes, more than the {limit} that are accepted")
-        found = _run(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it does not hold a dict")
-        return {key: _to_array(value) if isinstance(value, _Made) else value for key, value in found.items()}
+        fields = _run(path.read_bytes())
+        if not isinstance(fields, dict):
+            raise ValueError("it does not contain a dict")
+        return {key: _to_array(value) if isinstance(value, _Object) else value for key, value in fields.items()}
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot read ({error.strerror or error})") from error
     except (ValueError, TypeError, LookupError, StopIteration, struct.error, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split()) or "it is malformed"
+        reason = " ".join(str(error).split()) or "it is malformed"
         raise DataError(
-            f"{path}: not a published CIFAR file ({told}); pickles are never run: use the binary version of the data"
+            f"{path}: not a published CIFAR file ({reason}); pickles are never run: use the binary version of the data"
         ) from error
 
 
@@ -235,11 +235,12 @@ def _run(data: bytes) -> Any:
         _STEPS[code](machine)
 
 
-def _to_array(made: _Made) -> Images:
-    """The array that a reconstruction with its state describes: unsigned bytes in rows."""
-    if made.name.name != "_reconstruct" or not isinstance(made.state, tuple) or len(made.state) != 5:
-        raise ValueError("it holds something other than arrays")
-    _, shape, kind, by_columns, contents = made.state
-    if not isinstance(kind, _Made) or kind.given[:1] != (b"u1",) or by_columns or not isinstance(contents, bytes):
-        raise ValueError("its array does not hold bytes in rows")
-    return np.frombuffer(contents, np.uint8).reshape(shape)
+def _to_array(described: _Object) -> Images:
+    """Return the array that a reconstruction with its state describes: unsigned bytes in row order."""
+    state = described.state
+    if described.name.name != "_reconstruct" or not isinstance(state, tuple) or len(state) != 5:
+        raise ValueError("it contains something other than arrays")
+    _, shape, dtype, by_columns, data = state
+    if not isinstance(dtype, _Object) or dtype.arguments[:1] != (b"u1",) or by_columns or not isinstance(data, bytes):
+        raise ValueError("its array is not bytes in row order")
+    return np.frombuffer(data, np.uint8).reshape(shape)

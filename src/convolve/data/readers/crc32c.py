@@ -1,6 +1,6 @@
-"""CRC-32C (Castagnoli) of many byte ranges at once, in numpy: fast enough for every TFRecord, and without a compiler.
+"""CRC-32C (Castagnoli) of many byte ranges in one pass, in numpy: fast enough for TFRecord, without a compiler.
 
-The arithmetic: polynomial 0x1EDC6F41, reflected, register started with and finally xored with 0xFFFFFFFF. The register
+The arithmetic: polynomial 0x1EDC6F41, reflected, initial register and final xor 0xFFFFFFFF. The register
 is linear over GF(2), and leading zero bytes leave a zero register at zero. So each range is padded in front to whole
 blocks of 64 bytes, all blocks of all ranges advance together one byte column at a time, and the block registers of a
 range are then joined:
@@ -35,13 +35,8 @@ def _make_table() -> Registers:
 _TABLE = _make_table()
 
 
-def crc32c(data: bytes) -> int:
-    """The CRC-32C of one piece of bytes."""
-    return int(crc32c_ranges(data, np.zeros(1, np.int64), np.array([len(data)], np.int64))[0])
-
-
 def crc32c_ranges(data: bytes | memoryview, starts: Offsets, lengths: Offsets) -> Registers:
-    """The CRC-32C of each range `data[start : start + length]`."""
+    """Return the CRC-32C of each range `data[start : start + length]`."""
     result = np.empty(len(starts), np.uint32)
     first = 0
     for last in _batch_ends(lengths):
@@ -51,19 +46,19 @@ def crc32c_ranges(data: bytes | memoryview, starts: Offsets, lengths: Offsets) -
 
 
 def mask(crcs: Registers) -> Registers:
-    """The form in which TFRecord stores a CRC."""
+    """Return CRCs in the masked form that TFRecord stores."""
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
 def _batch_ends(lengths: Offsets) -> list[int]:
-    """Ends of runs of ranges whose padded bytes fit the working memory; every run has at least one range."""
+    """Return the ends of runs of ranges whose padded bytes fit the working memory, at least one range each."""
     totals = np.cumsum(-(-lengths // _BLOCK) * _BLOCK)
     ends = np.flatnonzero(np.diff(totals // _BATCH_BYTES)) + 1
     return [*ends.tolist(), len(lengths)] if len(lengths) else []
 
 
 def _raw(data: memoryview, starts: Offsets, lengths: Offsets) -> Registers:
-    """Registers of the ranges when started from zero."""
+    """Return the registers of the ranges, each initialized to zero."""
     blocks = -(-lengths // _BLOCK)
     block_ends = np.cumsum(blocks)
     padded = bytearray(int(block_ends[-1]) * _BLOCK)
@@ -73,7 +68,7 @@ def _raw(data: memoryview, starts: Offsets, lengths: Offsets) -> Registers:
 
 
 def _advance(padded: bytearray) -> Registers:
-    """The register of each block, all blocks in step."""
+    """Return the register of each block, all blocks in lockstep."""
     columns = np.ascontiguousarray(np.frombuffer(padded, np.uint8).reshape(-1, _BLOCK).T)
     registers = np.zeros(columns.shape[1], np.uint32)
     for column in columns:
@@ -82,7 +77,7 @@ def _advance(padded: bytearray) -> Registers:
 
 
 def _join(registers: Registers, blocks: Offsets, block_ends: Offsets) -> Registers:
-    """One register per range: neighboring blocks are joined in pairs, counted from the end of each range."""
+    """Return one register per range: neighboring blocks are joined in pairs, counted from the end of each range."""
     power = _BLOCK.bit_length() - 1
     while (blocks > 1).any():
         halves = -(-blocks // 2)
@@ -99,7 +94,7 @@ def _join(registers: Registers, blocks: Offsets, block_ends: Offsets) -> Registe
 
 @lru_cache(maxsize=64)
 def _shift_tables(power: int) -> Registers:
-    """Four tables of 256: what each byte of a register becomes after 2^power zero bytes."""
+    """Return four tables of 256: the value of each byte of a register after 2^power zero bytes."""
     values = (np.arange(256, dtype=np.uint32)[None, :] << (np.arange(4, dtype=np.uint32) * 8)[:, None]).astype(
         np.uint32
     )

@@ -1,23 +1,22 @@
-"""Which kind of picture data a folder holds, found out from what is in it, and its two splits."""
+"""Detect the format of the images in a folder, and open its two splits."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convolve.data.dataset import Dataset, Images, Samples, Split
+from convolve.data.dataset import Dataset, Images, Reader
 from convolve.data.image_io import decode_image
 from convolve.data.loader.decoding import EncodedImages
+from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.readers import raw_store, tfrecord, webdataset
 from convolve.data.readers.image_folder import (
     find_splits,
-    holds_class_folders,
+    has_class_folders,
     index_folder,
     list_folders,
     split_by_hash,
 )
-from convolve.data.readers.index import Index
 from convolve.download import Progress
 from convolve.errors import DataError
 
@@ -30,48 +29,30 @@ SUPPORTED_LAYOUTS = (
 )
 
 
-@dataclass(frozen=True)
-class DetectedData:
-    """The picture data in a folder: its kind, its splits, and the names of its classes."""
-
-    kind: str
-    train: Samples
-    test: Samples
-    classes: tuple[str, ...]
-
-
-def open_images(root: Path, origin: str, progress: Progress) -> Dataset | None:
-    """The picture data in a folder as a data set; None where there is none."""
-    found = detect_images(root, progress)
-    if found is None:
-        return None
-    return Dataset(NAME, found.train, found.test, found.classes, f"{origin} ({found.kind})")
-
-
-def detect_images(root: Path, progress: Progress) -> DetectedData | None:
-    """The picture data in a folder; None where there is none, an error where it is incomplete or damaged."""
+def open_images(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+    """Open the images in a folder as a data set; return None if it contains none. Incomplete data are an error."""
     if not root.is_dir():
         return None
     try:
         for find in (_find_raw, _find_tars, _find_records, _find_folders):
-            found = find(root, progress)
-            if found is not None:
-                return found
+            dataset = find(root, origin, progress)
+            if dataset is not None:
+                return dataset
     except OSError as error:
-        raise DataError(f"{root}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{root}: cannot read ({error.strerror or error})") from error
     return None
 
 
-def _find_raw(root: Path, progress: Progress) -> DetectedData | None:
-    facts = webdataset.read_metadata(root)
-    if facts.get("format") != raw_store.FORMAT:
+def _find_raw(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+    metadata = webdataset.read_metadata(root)
+    if metadata.get("format") != raw_store.FORMAT:
         return None
-    classes = _class_names(facts, root, 0)
-    train, test = (EncodedImages(raw_store.open_raw(root, split, len(classes))) for split in ("train", "validation"))
-    return DetectedData("raw store", train, test, classes)
+    classes = _class_names(metadata, root, 0)
+    train, test = (raw_store.open_raw(root, split, len(classes)) for split in ("train", "validation"))
+    return Dataset(NAME, train, test, classes, f"{origin} (raw store)")
 
 
-def _find_tars(root: Path, progress: Progress) -> DetectedData | None:
+def _find_tars(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
     shards = webdataset.find_shards(root)
     if shards is None:
         return None
@@ -82,91 +63,84 @@ def _find_tars(root: Path, progress: Progress) -> DetectedData | None:
         webdataset.require_length(root, "validation", len(test))
     else:
         train, test = (train.take(rows) for rows in split_by_hash(train))
-    return _found("WebDataset", train, test, webdataset.read_metadata(root), root)
+    classes = _checked_classes(webdataset.read_metadata(root), root, train, test)
+    return Dataset(NAME, train, test, classes, f"{origin} (WebDataset)")
 
 
-def _find_records(root: Path, progress: Progress) -> DetectedData | None:
+def _find_records(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
     for kind, find in (("ImageNet TFRecord", tfrecord.find_imagenet), ("TFDS", tfrecord.find_tfds)):
         shards = find(root)
         if shards is not None:
             train, test = (
-                tfrecord.index_records(root, paths, what, progress)
-                for paths, what in zip(shards, ("train", "validation"), strict=True)
+                tfrecord.index_records(root, paths, split, progress)
+                for paths, split in zip(shards, ("train", "validation"), strict=True)
             )
-            names = root / "label.labels.txt"
-            facts = {"classes": names.read_text(encoding="utf-8").split("\n")} if names.is_file() else {}
-            facts = {"classes": [name for name in facts.get("classes", []) if name]}
-            return _found(kind, train, test, facts, root)
+            path = root / "label.labels.txt"
+            names = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+            classes = _checked_classes({"classes": [name for name in names if name]}, root, train, test)
+            return Dataset(NAME, train, test, classes, f"{origin} ({kind})")
     return None
 
 
-def _find_folders(root: Path, progress: Progress) -> DetectedData | None:
+def _find_folders(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
     splits = find_splits(root)
     if splits is not None:
         classes = tuple(folder.name for folder in list_folders(splits[0]))
         train, test = (index_folder(root, split, classes, progress) for split in splits)
-        return DetectedData("folders", EncodedImages(train), EncodedImages(test), classes)
-    if not holds_class_folders(root):
+        return Dataset(NAME, train, test, classes, f"{origin} (folders)")
+    if not has_class_folders(root):
         return None
     classes = tuple(folder.name for folder in list_folders(root))
     whole = index_folder(root, root, classes, progress)
     train, test = (whole.take(rows) for rows in split_by_hash(whole))
-    return DetectedData("folders without a split", EncodedImages(train), EncodedImages(test), classes)
+    return Dataset(NAME, train, test, classes, f"{origin} (folders without a split)")
 
 
-def _found(kind: str, train: Index, test: Index, facts: dict[str, Any], root: Path) -> DetectedData:
+def _checked_classes(metadata: dict[str, Any], root: Path, train: Reader, test: Reader) -> tuple[str, ...]:
     highest = int(max(train.labels.max(), test.labels.max()))
     lowest = int(min(train.labels.min(), test.labels.min()))
-    classes = _class_names(facts, root, highest + 1)
+    classes = _class_names(metadata, root, highest + 1)
     if lowest < 0 or highest >= len(classes):
         wrong = lowest if lowest < 0 else highest
         raise DataError(f"{root}: label {wrong}: must be 0 to {len(classes) - 1}; get an undamaged copy")
-    return DetectedData(kind, EncodedImages(train), EncodedImages(test), classes)
+    return classes
 
 
-def _class_names(facts: dict[str, Any], root: Path, count: int) -> tuple[str, ...]:
-    """The names in the metadata, or plain numbers."""
-    names = facts.get("classes") or [str(number) for number in range(count)]
+def _class_names(metadata: dict[str, Any], root: Path, count: int) -> tuple[str, ...]:
+    """Return the names in the metadata, or numbers."""
+    names = metadata.get("classes") or [str(number) for number in range(count)]
     if not isinstance(names, list) or not names:
-        raise DataError(f"{root}: its metadata names no classes; make it anew")
+        raise DataError(f"{root}: no class names in its metadata; prepare it again")
     return tuple(map(str, names))
 
 
-def count_classes(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
-    """The number of samples of each class."""
-    counts = np.bincount(samples.labels, minlength=len(classes)).tolist()
-    return dict(zip(classes, counts, strict=True))
-
-
-def load_into_memory(dataset: Dataset, budget: int, progress: Progress) -> Dataset:
-    """The same data set decoded, if its pictures are small, all of one size, and fit the budget in bytes."""
-    train, test = dataset.train, dataset.test
-    if not (isinstance(train, EncodedImages) and isinstance(test, EncodedImages)):
+def load_into_memory(dataset: Dataset[EncodedImages], budget: int, progress: Progress) -> Dataset[Reader]:
+    """Decode a data set if its images are small, all of one size, and fit the budget in bytes; else return it as is."""
+    first = _pixels(dataset.train, 0)
+    count = len(dataset.train) + len(dataset.test)
+    if max(first.shape) > _SMALL or count * first.size > budget:
         return dataset
-    first = _pixels(train, 0)
-    if first is None or max(first.shape) > _SMALL or (len(train) + len(test)) * first.size > budget:
+    train, test = (_decode_all(reader, first.shape, progress) for reader in (dataset.train, dataset.test))
+    if train is None or test is None:
         return dataset
-    splits = [_decode_all(gallery, first.shape, progress) for gallery in (train, test)]
-    if splits[0] is None or splits[1] is None:
-        return dataset
-    return Dataset(dataset.name, splits[0], splits[1], dataset.classes, f"{dataset.origin}, in memory")
+    return Dataset(dataset.name, train, test, dataset.classes, f"{dataset.origin}, in memory")
 
 
-def _pixels(gallery: EncodedImages, row: int) -> Images | None:
-    data = gallery.source.read(row)
+def _pixels(reader: EncodedImages, row: int) -> Images:
+    data = reader.read(row)
     if not isinstance(data, bytes):
         return data
-    return decode_image(data, Path(gallery.source.name(row)), channels=3)
+    return decode_image(data, Path(reader.name(row)), channels=3)
 
 
-def _decode_all(gallery: EncodedImages, shape: tuple[int, ...], progress: Progress) -> Split | None:
-    """All pictures; None as soon as one has another size."""
-    images = np.empty((len(gallery), *shape), np.uint8)
-    for row in range(len(gallery)):
-        pixels = _pixels(gallery, row)
-        if pixels is None or pixels.shape != shape:
+def _decode_all(reader: EncodedImages, shape: tuple[int, ...], progress: Progress) -> InMemoryImages | None:
+    """Return all images, or None if one has another size."""
+    images = np.empty((len(reader), *shape), np.uint8)
+    for row in range(len(reader)):
+        pixels = _pixels(reader, row)
+        if pixels.shape != shape:
             return None
         images[row] = pixels
         if row % 1000 == 0:
-            progress("decode pictures", row, len(gallery))
-    return Split(images, gallery.labels)
+            progress("decode images", row, len(reader))
+    return InMemoryImages(images, reader.labels)

@@ -1,7 +1,7 @@
-"""Folders of pictures by class: `train/` and `validation/` or `val/` with a folder for each class, or class folders
-with no split, of which a tenth, chosen by a hash of the name, is kept for testing.
+"""Folders of images by class: `train/` and `validation/` or `val/` with a folder for each class, or class folders
+without a split, of which a tenth, chosen by a hash of the name, is kept for testing.
 
-`imagenet_2012_bounding_boxes.csv` beside them (file, x1, y1, x2, y2 as shares of the picture) tells where objects are.
+`imagenet_2012_bounding_boxes.csv` beside them (file, x1, y1, x2, y2 as fractions of the image) has boxes of objects.
 """
 
 import csv
@@ -24,9 +24,9 @@ _REPORT_EVERY = 5000
 Boxes = dict[str, tuple[tuple[float, float, float, float], ...]]
 
 
-def list_folders(place: Path) -> list[Path]:
-    """The folders inside a folder, in the order of their names."""
-    return sorted((item for item in place.iterdir() if item.is_dir() and not item.name.startswith(".")), key=_by_name)
+def list_folders(root: Path) -> list[Path]:
+    """Return the folders inside a folder, sorted by name."""
+    return sorted((item for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")), key=_by_name)
 
 
 def _by_name(path: Path) -> str:
@@ -34,45 +34,44 @@ def _by_name(path: Path) -> str:
 
 
 def find_splits(root: Path) -> tuple[Path, Path] | None:
-    """The folders of the two splits, where there are such."""
+    """Return the folders of the training and the test split, if they exist."""
     train = root / "train"
     test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
     return (train, test) if train.is_dir() and test is not None and list_folders(train) else None
 
 
-def holds_class_folders(root: Path) -> bool:
-    """Whether the folders inside look like classes: two or more, each with a picture among its first files."""
+def has_class_folders(root: Path) -> bool:
+    """Check that the folders inside look like classes: two or more, each with an image among its first files."""
     folders = list_folders(root)
-    return len(folders) >= 2 and all(_first_image(folder) for folder in folders[:3])
+    return len(folders) >= 2 and all(_has_image(folder) for folder in folders[:3])
 
 
-def _first_image(folder: Path) -> bool:
+def _has_image(folder: Path) -> bool:
     return any(item.suffix.lower() in EXTENSIONS for _, item in zip(range(50), folder.iterdir(), strict=False))
 
 
 def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Progress) -> Index:
-    """The pictures of one split folder, by class and then by name."""
+    """Index the images of one split folder, by class and then by name."""
     folders = list_folders(split)
     unknown = [folder.name for folder in folders if folder.name not in classes]
     if unknown:
-        raise DataError(f"{split / unknown[0]}: no class of that name is in train/; move or remove it")
+        raise DataError(f"{split / unknown[0]}: train/ has no class of that name; move or remove it")
     boxes_file = root / BOXES_FILE
-    watched = [*folders, *([boxes_file] if boxes_file.is_file() else [])]
-    stamp = signature(root, watched)
+    expected = signature(root, [*folders, *([boxes_file] if boxes_file.is_file() else [])])
 
     def build() -> Index:
         boxes = read_boxes(boxes_file) if boxes_file.is_file() else {}
         files = [str(path.relative_to(root)) for path in _list_images(folders, progress)]
         label_of = {name: label for label, name in enumerate(classes)}
-        places = (
+        samples = (
             SampleLocation(
                 number, 0, WHOLE_FILE, label_of[Path(file).parent.name], file, boxes.get(Path(file).name, ())
             )
             for number, file in enumerate(files)
         )
-        return make_index(root, files, places)
+        return make_index(root, files, samples)
 
-    return load_or_build(root, f"folder {split.name}", stamp, build)
+    return load_or_build(root, f"folder {split.name}", expected, build)
 
 
 def _list_images(folders: list[Path], progress: Progress) -> Iterator[Path]:
@@ -82,15 +81,15 @@ def _list_images(folders: list[Path], progress: Progress) -> Iterator[Path]:
             yield path
             done += 1
             if done % _REPORT_EVERY == 0:
-                progress("list pictures", done, None)
+                progress("list images", done, None)
 
 
 def split_by_hash(index: Index) -> tuple[Indices, Indices]:
-    """Rows for training and for testing: a picture's own name decides, so that new pictures move no old one."""
-    chosen = np.array([_is_test_sample(name) for name in index.names])
-    if chosen.all() or not chosen.any():
-        chosen = np.arange(len(index)) % _TENTHS == 0
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    """Return rows for training and for testing. Only the name of an image decides, so new images move no old one."""
+    is_test = np.array([_is_test_sample(name) for name in index.names])
+    if is_test.all() or not is_test.any():
+        is_test = np.arange(len(index)) % _TENTHS == 0
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
 def _is_test_sample(name: str) -> bool:
@@ -98,8 +97,8 @@ def _is_test_sample(name: str) -> bool:
 
 
 def read_boxes(path: Path) -> Boxes:
-    """Boxes of objects by file name; a line that is not one is an error."""
-    found: dict[str, list[tuple[float, float, float, float]]] = {}
+    """Return the boxes of objects by file name; a line that is not one is an error."""
+    boxes: dict[str, list[tuple[float, float, float, float]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for number, row in enumerate(csv.reader(file), 1):
             try:
@@ -108,5 +107,5 @@ def read_boxes(path: Path) -> Boxes:
                 if number == 1:
                     continue  # a heading
                 raise DataError(f"{path}: line {number}: must be a file name and four numbers") from None
-            found.setdefault(row[0], []).append((x1, y1, x2, y2))
-    return {name: tuple(boxes) for name, boxes in found.items()}
+            boxes.setdefault(row[0], []).append((x1, y1, x2, y2))
+    return {name: tuple(values) for name, values in boxes.items()}

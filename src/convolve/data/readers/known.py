@@ -1,4 +1,4 @@
-"""The ways in which a folder can hold a known data set: IDX files, one npz file, TFDS records, or CIFAR's records."""
+"""Read a known data set from a folder: IDX files, one npz file, TFDS records, or CIFAR's records."""
 
 import re
 from collections.abc import Callable
@@ -7,28 +7,27 @@ from pathlib import Path
 import numpy as np
 
 from convolve.data.catalog import DatasetInfo, IdxFile
-from convolve.data.dataset import Split, make_split
 from convolve.data.fingerprint import recognize_labels
-from convolve.data.readers.cifar import read_binary, read_python
+from convolve.data.loader.in_memory import InMemoryImages, check_images
+from convolve.data.readers.cifar import Splits, read_binary, read_python
 from convolve.data.readers.mnist import read_images, read_labels, read_npz
 from convolve.data.readers.tfrecord import read_examples
 from convolve.download import Progress
 from convolve.errors import DataError
 
-Splits = tuple[Split, Split]
 _TFDS_VERSION = "3.0.1"
 _ZIP_MAGIC = b"PK"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
-def read_place(place: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
-    """The training and test split of `entry` in a folder or in a subfolder named after it; None when it is not there.
+def read_known(path: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
+    """Read the training and test split of `entry` from a folder or a subfolder named after it; None if it has none.
 
-    What is there but damaged, incomplete or another known data set is an error.
+    Damaged or incomplete files, or those of another known data set, are an error.
     """
-    if place.is_file() and entry.layout == "idx":
-        return _checked(_read_npz_file(place, entry), entry, place)
-    for folder in (*(place / name for name in entry.folders), place):
+    if path.is_file() and entry.layout == "idx":
+        return _checked(_read_npz_file(path, entry), entry, path)
+    for folder in (*(path / name for name in entry.folders), path):
         if folder.is_dir():
             for read in _READERS[entry.layout]:
                 splits = read(folder, entry, progress)
@@ -38,27 +37,27 @@ def read_place(place: Path, entry: DatasetInfo, progress: Progress) -> Splits | 
 
 
 def describe_layouts(entry: DatasetInfo) -> str:
-    """What `read_place` looks for, for an error message."""
+    """Return what `read_known` looks for, for an error message."""
     subfolders = ", ".join(f"{name}/" for name in entry.folders)
     if entry.layout == "cifar":
         names = ", ".join(file.name for file in entry.files)
-        return f"{names} (or the same without .bin, from the python version), there or in {subfolders}"
+        return f"{names} (or the same without .bin, from the python version), in it or in {subfolders}"
     return (
         f"{entry.files[0].name}[.gz] and its three companions, {_npz_names(entry)[0]}, or "
-        f"{_TFDS_VERSION}/{_tfds_name(entry)}-train.tfrecord-*, there or in {subfolders}"
+        f"{_TFDS_VERSION}/{_tfds_name(entry)}-train.tfrecord-*, in it or in {subfolders}"
     )
 
 
-def _checked(splits: Splits, entry: DatasetInfo, place: Path) -> Splits:
+def _checked(splits: Splits, entry: DatasetInfo, path: Path) -> Splits:
     train, test = splits
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
-            f"{place}: training images of {train.images.shape[1:]} but test images of {test.images.shape[1:]}"
+            f"{path}: training images of {train.images.shape[1:]} but test images of {test.images.shape[1:]}"
         )
     known = recognize_labels(test)
     if known is not None and known.name != entry.name:
         raise DataError(
-            f"{place}: holds {known.name}, not {entry.name}; set --dataset {known.name} or another --data-dir"
+            f"{path}: contains {known.name}, not {entry.name}; set --dataset {known.name} or another --data-dir"
         )
     return splits
 
@@ -68,8 +67,8 @@ def _join(
     images: np.typing.NDArray[np.uint8],
     labels: np.typing.NDArray[np.int64],
     entry: DatasetInfo,
-) -> Split:
-    return make_split(images, labels, classes=len(entry.classes), where=" and ".join(map(str, parts)))
+) -> InMemoryImages:
+    return check_images(images, labels, classes=len(entry.classes), source=" and ".join(map(str, parts)))
 
 
 def _read_idx_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
@@ -78,7 +77,7 @@ def _read_idx_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Sp
     if len(missing) == len(found):
         return None
     if missing:
-        raise DataError(f"{folder}: {', '.join(missing)} missing; put all four files of {entry.name} there")
+        raise DataError(f"{folder}: {', '.join(missing)} missing; add all four files of {entry.name}")
     paths = [path for path in found if path is not None]
     train, test = (
         _join(
@@ -118,7 +117,7 @@ def _read_npz_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Sp
 def _read_npz_file(path: Path, entry: DatasetInfo) -> Splits:
     with path.open("rb") as file:
         if file.read(2) != _ZIP_MAGIC:
-            raise DataError(f"{path}: neither a folder nor an npz file; it must be one to hold {entry.name}")
+            raise DataError(f"{path}: neither a folder nor an npz file; give one that contains {entry.name}")
     x_train, y_train, x_test, y_test = read_npz(path, limit=entry.limit)
     return _join((path, path), x_train, y_train, entry), _join((path, path), x_test, y_test, entry)
 
@@ -128,27 +127,27 @@ def _tfds_name(entry: DatasetInfo) -> str:
 
 
 def _read_tfds_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Splits | None:
-    for place in (folder, folder / _TFDS_VERSION):
-        shards = [_find_shards(place, f"{_tfds_name(entry)}-{split}.tfrecord") for split in ("train", "test")]
+    for root in (folder, folder / _TFDS_VERSION):
+        shards = [_find_shards(root, f"{_tfds_name(entry)}-{split}.tfrecord") for split in ("train", "test")]
         if all(shards):
             train, test = (_read_shards(paths, entry, progress) for paths in shards)
             return train, test
         if any(shards):
-            raise DataError(f"{place}: only one of train and test is there; put both splits of {entry.name} there")
+            raise DataError(f"{root}: contains only one of train and test; add both splits of {entry.name}")
     return None
 
 
 def _find_shards(folder: Path, stem: str) -> list[Path]:
-    """All shards of one split in order; a gap in the numbering is an error."""
+    """Return all shards of one split in order; a gap in the numbering is an error."""
     paths = sorted(folder.glob(f"{stem}-*-of-*"))
-    places = [(int(match[1]), int(match[2])) for match in map(_SHARD.search, map(str, paths)) if match]
-    total = places[0][1] if places else 0
-    if places != [(number, total) for number in range(total)] or len(places) != len(paths):
-        raise DataError(f"{folder}: {len(paths)} files {stem}-*, {total} belong together; put all of them there")
+    numbers = [(int(match[1]), int(match[2])) for match in map(_SHARD.search, map(str, paths)) if match]
+    total = numbers[0][1] if numbers else 0
+    if numbers != [(number, total) for number in range(total)] or len(numbers) != len(paths):
+        raise DataError(f"{folder}: {len(paths)} files {stem}-*, {total} belong together; add the missing ones")
     return paths
 
 
-def _read_shards(paths: list[Path], entry: DatasetInfo, progress: Progress) -> Split:
+def _read_shards(paths: list[Path], entry: DatasetInfo, progress: Progress) -> InMemoryImages:
     parts = [read_examples(path, progress, limit=entry.limit) for path in paths]
     if len({images.shape[1:] for images, _ in parts}) > 1:
         raise DataError(f"{paths[0].parent}: shards with images of different sizes; get an undamaged copy")

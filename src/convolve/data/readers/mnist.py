@@ -1,12 +1,11 @@
-"""IDX files, raw or gzip, told apart by content: a big-endian header (two zero bytes, type, number of dimensions, one
-u32 per dimension) and the values.
+"""The files of MNIST: IDX, raw or gzip, and the `mnist.npz` of Keras.
 
-Nothing is allocated before the announced size has been compared with what the file can hold, and a gzip stream is read
-for exactly the announced bytes and must end there, so that a decompression bomb costs nothing.
+IDX is a big-endian header (two zero bytes, type, number of dimensions, one u32 per dimension) and the values; gzip is
+detected by content. Nothing is allocated before the announced size has been compared with what the file can contain. A
+gzip stream is read for exactly the announced bytes and must end there, so a decompression bomb has no effect.
 
-`mnist.npz`, the layout Keras made common: x_train, y_train, x_test, y_test in one zip.
-
-Every member's announced size is checked before a byte of it is unpacked, and nothing pickled is ever loaded.
+The npz file is a zip of x_train, y_train, x_test and y_test. The announced size of each member is checked before it is
+unpacked, and pickles are never loaded.
 """
 
 import gzip
@@ -33,17 +32,17 @@ _CHUNK = 1 << 20
 
 
 def read_images(path: Path, *, limit: int = DEFAULT_LIMIT) -> Images:
-    """The images of one IDX file as [N, H, W] (or [N, H, W, C]); more than `limit` bytes are refused."""
+    """Return the images of one IDX file as [N, H, W] (or [N, H, W, C]); more than `limit` bytes are an error."""
     return _read(path, (3, 4), limit)
 
 
 def read_labels(path: Path, *, limit: int = DEFAULT_LIMIT) -> Labels:
-    """The labels of one IDX file as int64."""
+    """Return the labels of one IDX file as int64."""
     return _read(path, (1,), limit).astype(np.int64)
 
 
 def pack_idx(values: Images | Labels) -> bytes:
-    """The contents of an IDX file that holds these values as unsigned bytes."""
+    """Return the contents of an IDX file of these values as unsigned bytes."""
     header = struct.pack(f">BBBB{values.ndim}I", 0, 0, _UNSIGNED_BYTE, values.ndim, *values.shape)
     return header + values.astype(np.uint8).tobytes()
 
@@ -58,11 +57,11 @@ def _read(path: Path, dimensions: tuple[int, ...], limit: int) -> Images:
             _check_size(path, shape, os.fstat(file.fileno()).st_size, packed, limit)
             return _read_body(stream, path, shape)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); get an undamaged copy") from error
+        raise DataError(f"{path}: cannot read ({error.strerror or error}); get an undamaged copy") from error
 
 
 def _take(stream: BinaryIO, count: int, path: Path, offset: int) -> bytes:
-    """Up to `count` bytes; fewer only at the end of the stream."""
+    """Return `count` bytes, or fewer at the end of the stream."""
     try:
         return stream.read(count)
     except EOFError:
@@ -86,14 +85,14 @@ def _read_header(stream: BinaryIO, path: Path, dimensions: tuple[int, ...]) -> t
 
 def _check_size(path: Path, shape: tuple[int, ...], on_disk: int, packed: bool, limit: int) -> None:
     header, body = 4 + 4 * len(shape), math.prod(shape)
-    told = f"{path}: announces {' x '.join(map(str, shape))} = {body} bytes"
+    announced = f"{path}: announces {' x '.join(map(str, shape))} = {body} bytes"
     if body > limit:
-        raise DataError(f"{told}: more than the {limit} that are accepted; this is not the file it claims to be")
+        raise DataError(f"{announced}: more than the {limit} that are accepted; this is not the file it claims to be")
     if packed and header + body > on_disk * _DEFLATE_RATIO:
-        raise DataError(f"{told}: more than its {on_disk} bytes of gzip can hold; get an undamaged copy")
+        raise DataError(f"{announced}: more than its {on_disk} bytes of gzip can contain; get an undamaged copy")
     if not packed and header + body != on_disk:
         kind = "truncated" if header + body > on_disk else "too long"
-        raise DataError(f"{told} but has {on_disk - header}: {kind}; get an undamaged copy")
+        raise DataError(f"{announced} but has {on_disk - header}: {kind}; get an undamaged copy")
 
 
 def _read_body(stream: BinaryIO, path: Path, shape: tuple[int, ...]) -> Images:
@@ -106,11 +105,11 @@ def _read_body(stream: BinaryIO, path: Path, shape: tuple[int, ...]) -> Images:
             raise DataError(f"{path}: truncated at byte {header + done} of {header + body}; get an undamaged copy")
         values[done : done + len(chunk)] = np.frombuffer(chunk, np.uint8)
         done += len(chunk)
-    _demand_end(stream, path, header + body)
+    _require_end(stream, path, header + body)
     return values.reshape(shape)
 
 
-def _demand_end(stream: BinaryIO, path: Path, offset: int) -> None:
+def _require_end(stream: BinaryIO, path: Path, offset: int) -> None:
     try:
         extra = stream.read(1)
     except EOFError as error:
@@ -118,7 +117,7 @@ def _demand_end(stream: BinaryIO, path: Path, offset: int) -> None:
     except (zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: gzip damage ({error}); get an undamaged copy") from error
     if extra:
-        raise DataError(f"{path}: goes on after the announced {offset} bytes; get an undamaged copy")
+        raise DataError(f"{path}: continues after the announced {offset} bytes; get an undamaged copy")
 
 
 MEMBERS = ("x_train", "y_train", "x_test", "y_test")
@@ -126,17 +125,17 @@ _LARGEST_HEADER = 4096
 
 
 def read_npz(path: Path, *, limit: int = DEFAULT_LIMIT) -> tuple[Images, Labels, Images, Labels]:
-    """Training images and labels, test images and labels; a member of more than `limit` bytes is refused."""
+    """Return training images and labels, test images and labels; a member of more than `limit` bytes is an error."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy's, about headers of odd age: what they say is checked here
+        warnings.simplefilter("ignore")  # numpy's, about old headers; their values are checked here
         try:
             with zipfile.ZipFile(path) as archive:
                 x_train, y_train, x_test, y_test = (_read_member(archive, path, name, limit) for name in MEMBERS)
         except DataError:
             raise
         except Exception as error:  # numpy parses headers as Python text, which can fail in any way
-            told = " ".join(str(error).split())
-            raise DataError(f"{path}: not a readable npz file ({told}); get an undamaged copy") from error
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path}: not a readable npz file ({reason}); get an undamaged copy") from error
     return (
         _as_images(x_train, path, "x_train"),
         _as_labels(y_train, path, "y_train"),
@@ -148,8 +147,8 @@ def read_npz(path: Path, *, limit: int = DEFAULT_LIMIT) -> tuple[Images, Labels,
 def _read_member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> npt.NDArray[Any]:
     entries = [entry for entry in archive.infolist() if entry.filename == f"{name}.npy"]
     if len(entries) != 1:
-        held = ", ".join(sorted(archive.namelist())[:8]) or "nothing"
-        raise DataError(f"{path}: must hold {name}.npy once, holds {held}; expected {', '.join(MEMBERS)}")
+        contents = ", ".join(sorted(archive.namelist())[:8]) or "nothing"
+        raise DataError(f"{path}: must contain {name}.npy once, contains {contents}; expected {', '.join(MEMBERS)}")
     size = entries[0].file_size
     if size > limit + _LARGEST_HEADER:
         raise DataError(f"{path}: {name} announces {size} bytes: more than the {limit} that are accepted")
@@ -158,7 +157,7 @@ def _read_member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) ->
     with archive.open(entries[0]) as stream:
         array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         if stream.read(1):
-            raise DataError(f"{path}: {name} goes on after its array; get an undamaged copy")
+            raise DataError(f"{path}: {name} continues after its array; get an undamaged copy")
     return array
 
 
@@ -167,18 +166,18 @@ def _check_header(stream: IO[bytes], path: Path, name: str, size: int) -> None:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream, max_header_size=_LARGEST_HEADER)
     if dtype.kind not in "ui":
-        raise DataError(f"{path}: {name} holds {dtype}: must be whole numbers; get an undamaged copy")
+        raise DataError(f"{path}: {name} contains {dtype}: must be integers; get an undamaged copy")
     if stream.tell() + math.prod(shape) * dtype.itemsize != size:
         raise DataError(f"{path}: {name} announces shape {shape} of {dtype} in {size} bytes; get an undamaged copy")
 
 
 def _as_images(values: npt.NDArray[Any], path: Path, name: str) -> Images:
     if values.dtype != np.uint8:
-        raise DataError(f"{path}: {name} holds {values.dtype}: images must be uint8")
+        raise DataError(f"{path}: {name} contains {values.dtype}: images must be uint8")
     return values
 
 
 def _as_labels(values: npt.NDArray[Any], path: Path, name: str) -> Labels:
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{path}: {name} holds a label of {values.max()}: no such class; get an undamaged copy")
+        raise DataError(f"{path}: {name} contains a label of {values.max()}: no such class; get an undamaged copy")
     return values.astype(np.int64)

@@ -1,10 +1,10 @@
-"""TFRecord files of image examples, read without TensorFlow.
+"""TFRecord files of images, read without TensorFlow.
 
 Framing: u64 length, masked CRC-32C of it, payload, masked CRC-32C of the payload, all little-endian. The payload is a
-`tf.train.Example`; of its protobuf encoding only what an image data set uses is understood.
+`tf.train.Example`; only the part of protobuf that image data sets use is parsed.
 
-Photographs in TFRecord files: ImageNet's layout (`train-00000-of-01024`, labels from 1) and that of TFDS
-(`name-train.tfrecord-00000-of-00064`, labels from 0). Every CRC is checked when the index is made.
+Small images are read into memory. Photographs are indexed, in ImageNet's layout (`train-00000-of-01024`, labels from 1)
+or that of TFDS (`name-train.tfrecord-00000-of-00064`, labels from 0); every CRC is checked when the index is built.
 """
 
 import io
@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from convolve.data.dataset import MAX_SIDE, Images, Labels
+from convolve.data.dataset import Images, Labels
+from convolve.data.loader.in_memory import MAX_SIDE
 from convolve.data.readers.crc32c import Offsets, crc32c_ranges, mask
 from convolve.data.readers.index import Index, SampleLocation, index_shards
 from convolve.data.readers.mnist import DEFAULT_LIMIT
@@ -32,7 +33,7 @@ _REPORT_EVERY = 2000
 
 
 def read_examples(path: Path, progress: Progress, *, limit: int = DEFAULT_LIMIT) -> tuple[Images, Labels]:
-    """The PNG images [N, H, W, C] and labels of one file with the features `image` and `label`.
+    """Return the PNG images [N, H, W, C] and labels of one file with the features `image` and `label`.
 
     Args:
         limit: largest file, and largest decoded size, that is accepted, in bytes.
@@ -41,31 +42,31 @@ def read_examples(path: Path, progress: Progress, *, limit: int = DEFAULT_LIMIT)
     images: Images | None = None
     labels = np.empty(len(records), np.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, about odd files: what matters is checked here
+        warnings.simplefilter("ignore")  # Pillow's, about odd files; the checks here are stricter
         for number, record in enumerate(records):
-            picture, labels[number] = _read_example(record, path, number)
+            image, labels[number] = _read_example(record, path, number)
             if images is None:
-                images = _allocate(len(records), picture, path, limit)
-            if picture.shape != images.shape[1:]:
-                raise _damage(path, number, f"image of {picture.shape}, the first one has {images.shape[1:]}")
-            images[number] = picture
+                images = _allocate(len(records), image, path, limit)
+            if image.shape != images.shape[1:]:
+                raise _damage(path, number, f"image of {image.shape}, the first one has {images.shape[1:]}")
+            images[number] = image
             if number % _REPORT_EVERY == 0:
                 progress(f"decode {path.name}", number, len(records))
     if images is None:
-        raise DataError(f"{path}: no record in it; get a complete copy")
+        raise DataError(f"{path}: contains no record; get a complete copy")
     progress(f"decode {path.name}", len(records), len(records))
     return images, labels
 
 
 def read_records(path: Path, *, limit: int = DEFAULT_LIMIT) -> list[memoryview]:
-    """The payloads of one file, every CRC checked; damage names the first bad record and its offset."""
+    """Return the payloads of one file after checking every CRC; an error names the first bad record and its offset."""
     try:
         size = path.stat().st_size
         if size > limit:
-            raise DataError(f"{path}: {size} bytes, more than the {limit} that are held in memory")
+            raise DataError(f"{path}: {size} bytes, more than the {limit} that are accepted")
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot read ({error.strerror or error})") from error
     starts, lengths = _find_records(data, path)
     _check_crcs(data, path, starts, lengths)
     view = memoryview(data)
@@ -73,7 +74,7 @@ def read_records(path: Path, *, limit: int = DEFAULT_LIMIT) -> list[memoryview]:
 
 
 def parse_example(record: bytes | memoryview) -> dict[str, Feature]:
-    """The features of a `tf.train.Example` by name; ValueError when malformed."""
+    """Return the features of a `tf.train.Example` by name; raise ValueError if it is malformed."""
     features: dict[str, Feature] = {}
     for body in _messages(record, 1):
         for entry in _messages(body, 1):
@@ -86,17 +87,17 @@ def parse_example(record: bytes | memoryview) -> dict[str, Feature]:
 
 
 def _parse_feature(feature: memoryview) -> Feature:
-    found: Feature = []
+    values: Feature = []
     for kind, content in _fields(feature):
         if not isinstance(content, memoryview):
             raise ValueError("a feature that is not a list")
         if kind == 1:
-            found = [bytes(item) for item in _messages(content, 1)]
+            values = [bytes(item) for item in _messages(content, 1)]
         if kind == 2:
-            found = [value for item in _messages(content, 1) for value in _floats(item)]
+            values = [value for item in _messages(content, 1) for value in _floats(item)]
         if kind == 3:
-            found = [_signed(item) for item in _numbers(content)]
-    return found
+            values = [_signed(item) for item in _numbers(content)]
+    return values
 
 
 def _floats(data: memoryview) -> tuple[float, ...]:
@@ -105,9 +106,9 @@ def _floats(data: memoryview) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
-def _messages(data: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
+def _messages(data: bytes | memoryview, field: int) -> Iterator[memoryview]:
     for number, value in _fields(data):
-        if number == wanted and isinstance(value, memoryview):
+        if number == field and isinstance(value, memoryview):
             yield value
 
 
@@ -123,7 +124,7 @@ def _numbers(data: memoryview) -> Iterator[int]:
 
 
 def _fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a protobuf message as (number, value): a number for a varint, otherwise the bytes."""
+    """Yield the fields of a protobuf message as (number, value): an int for a varint, otherwise the bytes."""
     view, at = memoryview(data), 0
     while at < len(view):
         key, at = _varint(view, at)
@@ -139,7 +140,7 @@ def _fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
         else:
             raise ValueError(f"wire type {wire}")
         if length > len(view) - at:
-            raise ValueError(f"a field of {length} bytes where {len(view) - at} are left")
+            raise ValueError(f"a field of {length} bytes, {len(view) - at} are left")
         yield key >> 3, view[at : at + length]
         at += length
 
@@ -166,13 +167,13 @@ def _find_records(data: bytes, path: Path) -> tuple[Offsets, Offsets]:
     lengths: list[int] = []
     at, end = 0, len(data)
     while at < end:
-        room = end - at - _HEADER - _FOOTER
-        length = struct.unpack_from("<Q", data, at)[0] if room >= 0 else 0
-        if length > room:
+        left = end - at - _HEADER - _FOOTER
+        length = struct.unpack_from("<Q", data, at)[0] if left >= 0 else 0
+        if length > left:
             _check_length_crcs(
-                data, path, np.array([*starts, at + _HEADER], np.int64) if room >= 0 else np.array(starts)
+                data, path, np.array([*starts, at + _HEADER], np.int64) if left >= 0 else np.array(starts)
             )
-            raise _damage(path, len(starts), f"needs {length} bytes, {max(room, 0)} are left: truncated", at)
+            raise _damage(path, len(starts), f"needs {length} bytes, {max(left, 0)} are left: truncated", at)
         starts.append(at + _HEADER)
         lengths.append(length)
         at += _HEADER + length + _FOOTER
@@ -192,9 +193,9 @@ def _check_crcs(data: bytes, path: Path, starts: Offsets, lengths: Offsets) -> N
 
 
 def _compare_crcs(
-    data: bytes, path: Path, heads: Offsets, places: Offsets, computed: "np.typing.NDArray[np.uint32]", what: str
+    data: bytes, path: Path, heads: Offsets, crc_offsets: Offsets, computed: "np.typing.NDArray[np.uint32]", what: str
 ) -> None:
-    stored = np.frombuffer(data, np.uint8)[places[:, None] + np.arange(4)].copy().view("<u4").reshape(-1)
+    stored = np.frombuffer(data, np.uint8)[crc_offsets[:, None] + np.arange(4)].copy().view("<u4").reshape(-1)
     wrong = np.flatnonzero(stored != computed)
     if len(wrong):
         first = int(wrong[0])
@@ -214,26 +215,26 @@ def _read_example(record: memoryview, path: Path, number: int) -> tuple[Images, 
 
 def _decode_png(encoded: bytes, path: Path, number: int) -> Images:
     try:
-        with Image.open(io.BytesIO(encoded), formats=["PNG"]) as picture:
-            if max(picture.size) > MAX_SIDE:
-                raise _damage(path, number, f"image of {picture.size}, sides must be at most {MAX_SIDE}")
-            if picture.mode not in ("L", "RGB"):
-                raise _damage(path, number, f"image of mode {picture.mode}, must be gray or RGB")
-            pixels = np.asarray(picture)
+        with Image.open(io.BytesIO(encoded), formats=["PNG"]) as image:
+            if max(image.size) > MAX_SIDE:
+                raise _damage(path, number, f"image of {image.size}, sides must be at most {MAX_SIDE}")
+            if image.mode not in ("L", "RGB"):
+                raise _damage(path, number, f"image of mode {image.mode}, must be gray or RGB")
+            pixels = np.asarray(image)
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
         raise _damage(path, number, f"its image is not a readable PNG ({error})") from error
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _allocate(count: int, picture: Images, path: Path, limit: int) -> Images:
-    if count * picture.size > limit:
-        raise DataError(f"{path}: {count} images of {picture.shape} need more than the {limit} bytes that are accepted")
-    return np.empty((count, *picture.shape), np.uint8)
+def _allocate(count: int, image: Images, path: Path, limit: int) -> Images:
+    if count * image.size > limit:
+        raise DataError(f"{path}: {count} images of {image.shape} need more than the {limit} bytes that are accepted")
+    return np.empty((count, *image.shape), np.uint8)
 
 
-def _damage(path: Path, record: int, what: str, offset: int | None = None) -> DataError:
-    place = f"record {record}" if offset is None else f"record {record} at byte {offset}"
-    return DataError(f"{path}: {place}: {what}; get an undamaged copy")
+def _damage(path: Path, record: int, problem: str, offset: int | None = None) -> DataError:
+    location = f"record {record}" if offset is None else f"record {record} at byte {offset}"
+    return DataError(f"{path}: {location}: {problem}; get an undamaged copy")
 
 
 _IMAGENET = re.compile(r"^(train|validation)-(\d{5})-of-(\d{5})$")
@@ -244,76 +245,76 @@ Shards = tuple[list[Path], list[Path]]
 
 
 def find_imagenet(root: Path) -> Shards | None:
-    """The shards of ImageNet's two splits."""
-    found = {name: _matching(root, _IMAGENET, name) for name in ("train", "validation")}
-    return _pair(root, found["train"], found["validation"])
+    """Return the shards of ImageNet's two splits, or None if there are none."""
+    return _pair(root, *(_matching(root, _IMAGENET, split) for split in ("train", "validation")))
 
 
 def find_tfds(root: Path) -> Shards | None:
-    """The shards of a TFDS folder, of which `validation` is tested on, or `test` where there is none."""
+    """Return the training shards of a TFDS folder and those of `validation`, or `test` if there is no `validation`."""
     names = {match[1] for path in root.iterdir() if (match := _TFDS.match(path.name))}
     if len(names) > 1:
-        raise DataError(f"{root}: holds {', '.join(sorted(names))}; give the folder of one data set")
+        raise DataError(f"{root}: contains {', '.join(sorted(names))}; give the folder of one data set")
     splits = {split: _matching(root, _TFDS, split) for split in ("train", "validation", "test")}
     return _pair(root, splits["train"], splits["validation"] or splits["test"])
 
 
 def _matching(root: Path, pattern: "re.Pattern[str]", split: str) -> list[Path]:
-    """The shards of one split in order; a gap in the numbering is an error."""
-    found = sorted(path for path in root.iterdir() if (match := pattern.match(path.name)) and split in match.groups())
-    parts = [pattern.match(path.name) for path in found]
-    numbers = [(int(match.groups()[-2]), int(match.groups()[-1])) for match in parts if match]
+    """Return the shards of one split in order; a gap in the numbering is an error."""
+    paths = sorted(path for path in root.iterdir() if (match := pattern.match(path.name)) and split in match.groups())
+    matches = [pattern.match(path.name) for path in paths]
+    numbers = [(int(match.groups()[-2]), int(match.groups()[-1])) for match in matches if match]
     total = numbers[0][1] if numbers else 0
     if numbers != [(number, total) for number in range(total)]:
-        raise DataError(f"{root}: {len(found)} files of {split}, {total} belong together; put all of them there")
-    return found
+        raise DataError(f"{root}: {len(paths)} files of {split}, {total} belong together; add the missing ones")
+    return paths
 
 
 def _pair(root: Path, train: list[Path], test: list[Path]) -> Shards | None:
     if not train and not test:
         return None
     if not train or not test:
-        raise DataError(f"{root}: only one of the splits is there; put train and validation there")
+        raise DataError(f"{root}: contains only one split; add the other of train and validation")
     return train, test
 
 
-def index_records(root: Path, shards: list[Path], what: str, progress: Progress) -> Index:
-    """The samples of one split in the order of the shards."""
-    return index_shards(root, shards, f"tfrecord {what}", read_places, progress)
+def index_records(root: Path, shards: list[Path], split: str, progress: Progress) -> Index:
+    """Index the samples of one split in the order of the shards."""
+    return index_shards(root, shards, f"tfrecord {split}", locate_samples, progress)
 
 
-def read_places(path: Path, number: int) -> list[SampleLocation]:
-    """The samples of one file, every CRC checked."""
-    places = []
+def locate_samples(path: Path, number: int) -> list[SampleLocation]:
+    """Return the locations of the samples of one file, which is file `number` of its index, checking every CRC."""
+    samples = []
     at = 0
     for position, record in enumerate(read_records(path, limit=_LARGEST_SHARD)):
         at += 12  # length and its CRC
-        places.append(_read_place(path, number, position, at, record))
+        samples.append(_locate(path, number, position, at, record))
         at += len(record) + 4
-    if not places:
-        raise DataError(f"{path}: no record in it; get an undamaged copy")
-    return places
+    if not samples:
+        raise DataError(f"{path}: contains no record; get an undamaged copy")
+    return samples
 
 
-def _read_place(path: Path, number: int, position: int, start: int, record: memoryview) -> SampleLocation:
-    where = f"{path}: record {position}"
+def _locate(path: Path, number: int, position: int, start: int, record: memoryview) -> SampleLocation:
+    subject = f"{path}: record {position}"
     try:
         features = parse_example(record)
     except ValueError as error:
-        raise DataError(f"{where}: not a tf.train.Example ({error}); get an undamaged copy") from error
+        raise DataError(f"{subject}: not a tf.train.Example ({error}); get an undamaged copy") from error
     from_one = "image/encoded" in features
     encoded = features.get("image/encoded") or features.get("image")
     label = features.get("image/class/label" if from_one else "label")
     if not encoded or not label or not isinstance(encoded[0], bytes) or not isinstance(label[0], int):
         needed = "image/encoded and image/class/label, or image and label"
-        raise DataError(f"{where}: has features {', '.join(sorted(features))}: needs {needed}")
-    # The same bytes at an earlier place of the record would be the same picture, so the first match is right.
+        raise DataError(f"{subject}: has features {', '.join(sorted(features))}: needs {needed}")
+    # Equal bytes earlier in the record would be the same image, so the first match is correct.
     offset = start + bytes(record).index(encoded[0])
     return SampleLocation(number, offset, len(encoded[0]), label[0] - from_one, f"{position}", _read_boxes(features))
 
 
 def _read_boxes(features: dict[str, Feature]) -> tuple[tuple[float, float, float, float], ...]:
     corners = [features.get(f"image/object/bbox/{corner}", []) for corner in _CORNERS]
-    if len({len(values) for values in corners}) != 1 or not all(isinstance(v, float) for one in corners for v in one):
+    same_length = len({len(values) for values in corners}) == 1
+    if not same_length or not all(isinstance(value, float) for values in corners for value in values):
         return ()
     return tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in zip(*corners, strict=True))

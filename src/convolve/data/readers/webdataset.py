@@ -1,7 +1,7 @@
-"""WebDataset tars: the members of one sample share a name up to its first dot, and stand together.
+"""WebDataset tars: the members of one sample are adjacent and have the same name up to its first dot.
 
-Read are `jpg`, `jpeg`, `png` and other pictures, `cls` (the label as text) and `json` (a dict with `bbox`, and `label`
-where there is no `cls`). Nothing is unpacked: the index says where the picture's bytes lie.
+Members read: `jpg`, `jpeg`, `png` and other images, `cls` (the label as text) and `json` (a dict with `bbox`, and
+`label` if there is no `cls`). Nothing is unpacked: the index has the offset of each image.
 """
 
 import json
@@ -23,7 +23,7 @@ _TRAIN, _TEST = ("train",), ("validation", "val", "valid", "test")
 
 
 def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
-    """The tars of the two splits; a folder with tars of other names only has no split."""
+    """Return the tars of the two splits; tars with other names only are all for training."""
     tars = sorted(root.glob("*.tar"))
     if not tars:
         return None
@@ -36,53 +36,53 @@ def _split_name(path: Path) -> str:
 
 
 def read_metadata(root: Path) -> dict[str, Any]:
-    """What `metadata.json` says; nothing where there is none."""
+    """Return the contents of `metadata.json`; empty if there is none."""
     path = root / METADATA
     if not path.is_file():
         return {}
     try:
         if path.stat().st_size > 64 * _LARGEST_TEXT:
             raise ValueError("it is too large")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(metadata, dict):
             raise ValueError("it must be an object")
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); get an undamaged copy") from error
-    return found
+        raise DataError(f"{path}: cannot read ({error}); get an undamaged copy") from error
+    return metadata
 
 
-def index_tars(root: Path, shards: list[Path], what: str, progress: Progress) -> Index:
-    """The samples of one split in the order of the shards."""
-    return index_shards(root, shards, f"tar {what}", read_places, progress)
+def index_tars(root: Path, shards: list[Path], split: str, progress: Progress) -> Index:
+    """Index the samples of one split in the order of the shards."""
+    return index_shards(root, shards, f"tar {split}", locate_samples, progress)
 
 
-def read_places(path: Path, number: int) -> list[SampleLocation]:
-    """The samples of one tar."""
-    places = []
+def locate_samples(path: Path, number: int) -> list[SampleLocation]:
+    """Return the locations of the samples of one tar, which is file `number` of its index."""
+    samples = []
     try:
         with tarfile.open(path, "r:") as archive:
             for key, members in _group(archive, path):
-                places.append(_read_sample(archive, path, number, key, members))
+                samples.append(_read_sample(archive, path, number, key, members))
             _require_end(archive, path)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
-        told = " ".join(str(error).split())
-        raise DataError(f"{path}: not a readable tar ({told}); get an undamaged copy") from error
-    return places
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a readable tar ({reason}); get an undamaged copy") from error
+    return samples
 
 
 def _require_end(archive: tarfile.TarFile, path: Path) -> None:
-    """A tar ends with zeros; `tarfile` takes damage after the first member for an end as well, and says nothing."""
+    """Check that a tar ends with zeros: `tarfile` silently treats damage after the first member as the end, too."""
     with path.open("rb") as file:
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise DataError(f"{path}: cut off or damaged at byte {archive.offset}; get an undamaged copy")
 
 
-def require_length(root: Path, split: str, found: int) -> None:
-    """Raise DataError where the metadata announce another number of samples: a shard is missing, or one too many."""
+def require_length(root: Path, split: str, count: int) -> None:
+    """Raise DataError if the metadata announce another number of samples: a shard is missing, or one too many."""
     announced = read_metadata(root).get(f"{split}_length")
-    if isinstance(announced, int) and announced != found:
-        raise DataError(f"{root}: {found} samples of {split}, {METADATA} announces {announced}; get a complete copy")
+    if isinstance(announced, int) and announced != count:
+        raise DataError(f"{root}: {count} samples of {split}, {METADATA} announces {announced}; get a complete copy")
 
 
 def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
@@ -96,11 +96,11 @@ def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str
             raise DataError(f"{path}: member {member.name} is cut off; get an undamaged copy")
         folder, _, base = member.name.rpartition("/")
         stem, _, ending = base.partition(".")
-        own = f"{folder}/{stem}" if folder else stem
-        if current and own != key:
+        sample = f"{folder}/{stem}" if folder else stem
+        if current and sample != key:
             yield key, current
             current = {}
-        key = own
+        key = sample
         current[ending.lower()] = member
     if current:
         yield key, current
@@ -109,18 +109,18 @@ def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str
 def _read_sample(
     archive: tarfile.TarFile, path: Path, number: int, key: str, members: dict[str, tarfile.TarInfo]
 ) -> SampleLocation:
-    picture = next((member for ending, member in members.items() if f".{ending}" in EXTENSIONS), None)
-    if picture is None:
-        raise DataError(f"{path}: sample {key}: no picture among {', '.join(members)}; needs a jpg, png or the like")
-    facts: Any = json.loads(_read_text(archive, members["json"])) if "json" in members else {}
-    facts = facts if isinstance(facts, dict) else {}
-    text = _read_text(archive, members["cls"]) if "cls" in members else str(facts.get("label", ""))
+    image = next((member for ending, member in members.items() if f".{ending}" in EXTENSIONS), None)
+    if image is None:
+        raise DataError(f"{path}: sample {key}: no image among {', '.join(members)}; add a jpg, png or similar")
+    metadata: Any = json.loads(_read_text(archive, members["json"])) if "json" in members else {}
+    metadata = metadata if isinstance(metadata, dict) else {}
+    text = _read_text(archive, members["cls"]) if "cls" in members else str(metadata.get("label", ""))
     try:
         label = int(text)
-        boxes = _read_boxes(facts.get("bbox"))
+        boxes = _read_boxes(metadata.get("bbox"))
     except (TypeError, ValueError):
         raise DataError(f"{path}: sample {key}: label {text!r:.40} or its bbox is not a number") from None
-    return SampleLocation(number, picture.offset_data, picture.size, label, key, boxes)
+    return SampleLocation(number, image.offset_data, image.size, label, key, boxes)
 
 
 def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
@@ -130,9 +130,9 @@ def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     return "" if stream is None else stream.read().decode("utf-8")
 
 
-def _read_boxes(given: Any) -> tuple[tuple[float, float, float, float], ...]:
-    """One box of four numbers, or a list of them."""
-    if not given:
+def _read_boxes(bbox: Any) -> tuple[tuple[float, float, float, float], ...]:
+    """Return one box of four numbers, or a list of them, as a tuple of boxes."""
+    if not bbox:
         return ()
-    boxes = given if isinstance(given[0], list) else [given]
+    boxes = bbox if isinstance(bbox[0], list) else [bbox]
     return tuple((float(a), float(b), float(c), float(d)) for a, b, c, d in boxes)

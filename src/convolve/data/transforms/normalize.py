@@ -1,17 +1,17 @@
-"""From stored pixels to the network's input; one description for training, validation, prediction and export.
+"""Normalize pixels: x = pixel * scale + shift for each channel, with scale = 1 / (255 std) and shift = -mean / std.
 
-The arithmetic: x = pixel * scale + shift for each channel, with scale = 1 / (255 std) and shift = -mean / std. It is
-stored in every checkpoint, so a model always meets the input that it was trained on.
+One `Transform` serves training, validation, prediction and export. It is stored in every checkpoint, so a model always
+gets the input that it was trained on.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from convolve.data.dataset import Images, Split
+from convolve.data.dataset import Images
 from convolve.errors import CheckpointError, ConfigError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -21,17 +21,16 @@ _ONLY_CENTERED = (1 / 255,) * 3  # pixels keep their range of 255
 
 @dataclass(frozen=True)
 class Transform:
-    """Input size, the normalization of each channel, and the share of a picture's shorter side that is looked at."""
+    """Input size, normalization of each channel, and the fraction of an image's shorter side that is cropped."""
 
     height: int
     width: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    crop_share: float = 1.0
+    crop_fraction: float = 1.0
 
     @property
     def channels(self) -> int:
-        """Number of color channels."""
         return len(self.mean)
 
     @property
@@ -45,7 +44,7 @@ class Transform:
         if self.channels == 1:
             images.mul_(1 / (255 * self.std[0])).add_(-self.mean[0] / self.std[0])
         else:
-            # Whole lines of pixels at once: an inner loop over three channels would cost several times as much.
+            # Whole lines of pixels in one operation: an inner loop over three channels is several times slower.
             lines = images.view(-1, images.shape[2] * self.channels)
             lines.mul_(images.new_tensor([1 / (255 * s) for s in self.std]).repeat(images.shape[2]))
             shifts = images.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)])
@@ -53,12 +52,13 @@ class Transform:
         return images.permute(0, 3, 1, 2)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
-        return asdict(self)
+        """Return plain values for a checkpoint; the keys are part of its format."""
+        size = {"height": self.height, "width": self.width}
+        return {**size, "mean": self.mean, "std": self.std, "crop_share": self.crop_fraction}
 
     @classmethod
     def from_json(cls, stored: Any) -> "Transform":
-        """A transform from the plain values in a checkpoint."""
+        """Return the transform of the plain values in a checkpoint."""
         try:
             mean, std = (tuple(float(x) for x in stored[key]) for key in ("mean", "std"))
             return cls(int(stored["height"]), int(stored["width"]), mean, std, float(stored.get("crop_share", 1.0)))
@@ -68,30 +68,22 @@ class Transform:
             ) from None
 
 
-def fit_transform(split: Split, normalization: str, size: int | None = None) -> Transform:
-    """The transform that a normalization means for the images of a split, at their own size or another one."""
-    _, height, width, channels = split.images.shape
-    mean, std = fit_channels(split.images, normalization)
-    assert len(mean) == channels, f"{len(mean)} means for {channels} channels"
-    return Transform(size or height, size or width, mean, std)
-
-
 def fit_channels(images: Images, normalization: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel that a normalization means for these images [..., C]."""
+    """Return the mean and standard deviation of each channel that a normalization uses for these images [..., C]."""
     channels = images.shape[-1]
     if normalization in _FIXED:
         mean, std = _FIXED[normalization]
         return (mean,) * channels, (std,) * channels
     if normalization.startswith("imagenet"):
         if channels != 3:
-            raise ConfigError(f"normalization={normalization}: it is for color images; set standard or symmetric")
+            raise ConfigError(f"--normalization {normalization}: only for color images; use standard or symmetric")
         return IMAGENET_MEAN, IMAGENET_STD if normalization == "imagenet" else _ONLY_CENTERED
-    # Histograms are exact, whatever the number of images; in pieces, since counting widens the values to 64 bits.
+    # Histograms are exact for any number of images; in pieces, since counting widens the values to 64 bits.
     counts = np.zeros((channels, 256), np.int64)
     for piece in np.array_split(images, max(1, images.size >> 22)):
         counts += [np.bincount(piece[..., c].ravel(), minlength=256) for c in range(channels)]
     values = np.arange(256) / 255
     total = counts.sum(axis=1)
     means = (counts * values).sum(axis=1) / total
-    deviations = np.sqrt((counts * (values - means[:, None]) ** 2).sum(axis=1) / total)
-    return tuple(map(float, means)), tuple(float(max(d, 1e-6)) for d in deviations)
+    stds = np.sqrt((counts * (values - means[:, None]) ** 2).sum(axis=1) / total)
+    return tuple(map(float, means)), tuple(float(max(std, 1e-6)) for std in stds)

@@ -1,8 +1,8 @@
 """Decoding photographs: the loader beside the usual Pillow DataLoader, beside simplejpeg alone, and from a raw store.
 
-    python benchmarks/data_decode.py FOLDER     a folder with train/ and val/ of JPEG pictures
+    python benchmarks/data_decode.py FOLDER     a folder with train/ and val/ of JPEG images
 
-All ways turn the same training pictures into uint8 batches of 224 x 224 by a random resized crop and a flip, on two
+All ways turn the same training images into uint8 batches of 224 x 224 by a random resized crop and a flip, on two
 threads or two processes. The ways take turns, and the median of the rounds counts, so that other work on the machine
 hits all alike. Ends with status 1 where a ratio is below its mark:
 
@@ -10,7 +10,7 @@ hits all alike. Ends with status 1 where a ratio is below its mark:
     loader from JPEG / simplejpeg alone       0.85
     loader from raw store / Pillow DataLoader 5
 
-"loader with its cache" is the default of a training: pictures stay decoded in memory after the first epoch, while they
+"loader with its cache" is the default of a training: images stay decoded in memory after the first epoch, while they
 fit. It has no mark, since it does not decode.
 """
 
@@ -58,8 +58,8 @@ class PillowFolder(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with Image.open(io.BytesIO(self.paths[index].read_bytes())) as file:
-            picture = file.convert("RGB")
-        width, height = picture.size
+            image = file.convert("RGB")
+        width, height = image.size
         for _ in range(10):
             area = random.uniform(0.08, 1) * width * height
             proportion = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -69,10 +69,10 @@ class PillowFolder(torch.utils.data.Dataset[torch.Tensor]):
         else:
             w = h = min(width, height)
         left, top = random.randint(0, width - w), random.randint(0, height - h)
-        picture = picture.crop((left, top, left + w, top + h)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        image = image.crop((left, top, left + w, top + h)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
         if random.random() < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def run_pillow(paths: list[Path]) -> Callable[[], int]:
@@ -133,7 +133,7 @@ def main() -> int:
     torch.set_num_threads(1)
     folders = open_images(options.folder, str(options.folder), ignore_progress)
     if folders is None:
-        print(f"{options.folder}: no pictures in it")
+        print(f"{options.folder}: no images in it")
         return 2
     paths = sorted((options.folder / "train").rglob("*.*"))
     with tempfile.TemporaryDirectory() as scratch:

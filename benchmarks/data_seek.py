@@ -2,9 +2,9 @@
 
     python benchmarks/data_seek.py [--samples 200000] [--shards 100]
 
-Tiny synthetic pictures are written as WebDataset tars and as ImageNet TFRecords. For each format:
+Tiny synthetic images are written as WebDataset tars and as ImageNet TFRecords. For each format:
 
-    index    the first opening: seconds for a million pictures
+    index    the first opening: seconds for a million images
     open     every later opening, with the index from the cache: part of each start and restore
     seek     from a position in an epoch (its beginning, its middle, its last batch, the middle of the 90th epoch) to
              the first batch of pixels, by a loader that has fetched nothing yet
@@ -41,14 +41,14 @@ BATCH, CLASSES, MARK_SECONDS = 16, 10, 1.0
 
 
 def make_samples(count: int) -> list[Sample]:
-    """Few different pictures suffice: only places matter here."""
+    """Few different images suffice: only places matter here."""
     chance = np.random.default_rng(0)
-    pictures = []
+    images = []
     for _ in range(CLASSES):
         buffer = io.BytesIO()
         Image.fromarray(chance.integers(0, 256, (16, 16, 3), np.uint8)).save(buffer, "JPEG")
-        pictures.append(buffer.getvalue())
-    return [(pictures[number % CLASSES], number % CLASSES) for number in range(count)]
+        images.append(buffer.getvalue())
+    return [(images[number % CLASSES], number % CLASSES) for number in range(count)]
 
 
 def write_tars(root: Path, train: list[Sample], test: list[Sample], shards: int) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/data_wait.py FOLDER [--iterations 100] [--batch-size 4]
 
-FOLDER has train/ and val/ of JPEG pictures; the other formats are made from it in a scratch folder. Every run is an
+FOLDER has train/ and val/ of JPEG images; the other formats are made from it in a scratch folder. Every run is an
 ordinary training with the defaults of the input (threads, cache); its share of waiting is read from `summary.json`.
 Ends with status 1 where it is 5 % or more in any format.
 """
@@ -69,7 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     dataset = open_images(options.folder, str(options.folder), ignore_progress)
     if dataset is None:
-        print(f"{options.folder}: no pictures in it")
+        print(f"{options.folder}: no images in it")
         return 2
     failed = False
     with tempfile.TemporaryDirectory() as scratch:

@@ -19,7 +19,7 @@ FORMATS = {
 
 
 def write_every_format(root):
-    """Folders `root/<format>` with the same 40 and 12 smooth pictures."""
+    """Folders `root/<format>` with the same 40 and 12 smooth images."""
     for split, count in (("train", 40), ("val", 12)):
         for number in range(count):
             chance = np.random.default_rng([len(split), number])

@@ -180,7 +180,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["train", "--device", "abacus"], 2, "--device abacus: unknown device"),
         (["train", "--learing_rata", "1"], 2, "--learing-rata is not offered: it was misspelled"),
         (["train", "--dataset", "minst"], 2, "did you mean mnist"),
-        (["train", "--hold-out", "1500", "--dataset", "digits"], 2, "hold-out=1500: digits has 1500 training images"),
+        (["train", "--hold-out", "1500", "--dataset", "digits"], 2, "--hold-out 1500: digits has 1500 training images"),
         (["train", "--config-path", "none.yml"], 2, "none.yml: cannot be read"),
         (["train", "--epochs", "1", "--iterations", "1"], 2, "epochs=1 and iterations=1 (command line): give one"),
         (["validate", "nowhere"], 1, "nowhere: no such folder"),

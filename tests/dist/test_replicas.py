@@ -78,7 +78,7 @@ def test_a_wrong_number_of_processes_is_named(quick_command):
 def test_a_mistake_is_one_line_and_its_exit_code_with_replicas_too(quick_command, tmp_path):
     done = quick_command("train", *SMALL, "--replicas", 2, "--hold-out", 1500, "--run-dir", tmp_path / "run")
     assert done.returncode == 2
-    assert done.stderr.count("hold-out=1500") == 1
+    assert done.stderr.count("--hold-out 1500") == 1
 
 
 def test_replicas_that_were_stopped_end_in_time_and_restore_to_the_same_bits(tmp_path):

@@ -90,11 +90,11 @@ def test_a_truncated_raw_file_says_what_it_should_have(tmp_path: Path) -> None:
     assert "announces 12 x 28 x 28 = 9408 bytes but has 9403: truncated" in expect_one_line(path, read_images)
 
 
-def test_bytes_after_the_end_are_refused(tmp_path: Path) -> None:
+def test_bytes_after_the_end_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "long"
     for contents in (pack_idx(LABELS) + b"\0", gzip.compress(pack_idx(LABELS) + b"\0")):
         path.write_bytes(contents)
-        assert "too long" in (line := expect_one_line(path, read_labels)) or "goes on after" in line
+        assert "too long" in (line := expect_one_line(path, read_labels)) or "continues after" in line
 
 
 def test_a_header_that_announces_the_moon_takes_no_memory(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_a_header_that_announces_the_moon_takes_no_memory(tmp_path: Path) -> Non
     assert memory_kilobytes() - before < 200_000
 
 
-def test_a_header_within_the_limit_that_the_gzip_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_header_within_the_limit_that_the_gzip_cannot_hold_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "hollow"
     path.write_bytes(gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 1_000_000, 28, 28)))
-    assert "of gzip can hold" in expect_one_line(path, read_images)
+    assert "of gzip can contain" in expect_one_line(path, read_images)
 
 
 def test_a_bomb_behind_an_honest_header_is_not_unpacked(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_bomb_behind_an_honest_header_is_not_unpacked(tmp_path: Path) -> None:
         for _ in range(400):
             sink.write(bytes(1 << 20))
     before = memory_kilobytes()
-    assert "goes on after the announced 20 bytes" in expect_one_line(path, read_labels)
+    assert "continues after the announced 20 bytes" in expect_one_line(path, read_labels)
     assert memory_kilobytes() - before < 100_000
 
 
@@ -178,11 +178,11 @@ def test_a_pickle_in_an_npz_file_is_never_run(tmp_path: Path) -> None:
     objects = np.empty(1, object)
     objects[0] = Canary(tmp_path / "mark")
     path.write_bytes(npz_bytes(x_train=objects))
-    assert "must be whole numbers" in expect_one_line(path, read_npz)
+    assert "must be integers" in expect_one_line(path, read_npz)
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_zip_bomb_is_refused_by_its_announced_size(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_rejected_by_its_announced_size(tmp_path: Path) -> None:
     path = tmp_path / "mnist.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x_train.npy", "w") as sink:
         for _ in range(64):
@@ -247,7 +247,7 @@ def test_an_absurd_length_with_a_valid_crc_takes_no_memory(tmp_path: Path, lengt
     assert f"record 1 at byte {len(RECORDS[0]) + 16}: needs {length} bytes" in expect_one_line(path, read_records)
 
 
-def test_an_image_bomb_in_a_tfrecord_is_refused(tmp_path: Path) -> None:
+def test_an_image_bomb_in_a_tfrecord_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bomb"
     path.write_bytes(frame(example(np.zeros((2, 8000), np.uint8), 1)))
     assert "sides must be at most 4096" in expect_one_line(path, read_tfrecord)
@@ -257,4 +257,4 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as sink:
         sink.truncate(1 << 31)
-    assert "held in memory" in expect_one_line(path, read_records)
+    assert "that are accepted" in expect_one_line(path, read_records)

@@ -1,1 +1,1 @@
-"""Where images come from: known data sets, their file formats, lookup, download, and single pictures for prediction."""
+"""Data sets: catalog, lookup, file formats, augmentation and loading."""

@@ -132,13 +132,13 @@ class DataModule:
     dataset: Dataset[Reader]
     transform: Transform
     device: torch.device
-    feed: DataConfig = DataConfig(augment="none")
+    options: DataConfig = DataConfig(augment="none")
 
     def train_loader(self) -> Loader:
-        return open_train_loader(self.dataset.train, self.transform, self.device, self.feed)
+        return open_train_loader(self.dataset.train, self.transform, self.device, self.options)
 
     def test_loader(self) -> Loader:
-        return open_test_loader(self.dataset.test, self.transform, self.device, self.feed)
+        return open_test_loader(self.dataset.test, self.transform, self.device, self.options)
 
 
 def load_dataset(config: Config, console: Console) -> Dataset[Reader]:

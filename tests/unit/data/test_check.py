@@ -35,7 +35,7 @@ def write_digits_as(folder: Path, change: int = 0) -> Path:
     return folder
 
 
-def test_the_list_says_what_is_here_and_what_must_be_fetched(own_cache: Path) -> None:
+def test_the_list_shows_what_is_here_and_what_must_be_fetched(own_cache: Path) -> None:
     listing = {entry.name: entry for entry in list_datasets()}
     assert list(listing) == ["mnist", "fashion-mnist", "digits", "cifar-10", "cifar-100"]
     assert listing["digits"].place == "shipped with convolve"
@@ -77,7 +77,7 @@ def test_a_check_of_a_folder_reports_other_contents_as_different(tmp_path: Path)
     assert report.train_samples == 1500
 
 
-def test_a_check_of_a_folder_with_a_set_under_false_names_says_which_it_is(tmp_path: Path) -> None:
+def test_a_check_of_a_folder_with_a_set_under_false_names_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="contains digits, not mnist"):
         check_data(str(write_digits_as(tmp_path / "own")), announce=never, progress=ignore_progress)
 

@@ -85,7 +85,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
         read_binary(tmp_path, CIFAR10)
 
 
-def test_a_pickle_that_wants_to_run_code_is_refused_and_nothing_runs(tmp_path: Path) -> None:
+def test_a_pickle_that_wants_to_run_code_is_rejected_and_nothing_runs(tmp_path: Path) -> None:
     class Canary:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "canary",))

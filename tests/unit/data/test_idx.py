@@ -31,7 +31,7 @@ def test_the_header_is_that_of_the_published_files() -> None:
     assert pack_idx(LABELS)[:8].hex() == "0000080100000005"
 
 
-def test_labels_given_as_images_are_refused_with_the_magic_that_was_found(tmp_path: Path) -> None:
+def test_labels_given_as_images_are_rejected_with_the_magic_that_was_found(tmp_path: Path) -> None:
     (tmp_path / "labels").write_bytes(pack_idx(LABELS))
     with pytest.raises(DataError, match="starts with 00000801.*starts with 00000803"):
         read_images(tmp_path / "labels")

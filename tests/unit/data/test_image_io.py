@@ -16,15 +16,15 @@ RED_GREEN = np.zeros((6, 8, 3), np.uint8)
 RED_GREEN[:, :4, 0] = RED_GREEN[:, 4:, 1] = 255
 
 
-def save(picture: Image.Image, path: Path, kind: str = "PNG", **options: object) -> Path:
-    picture.save(path, kind, **options)
+def save(image: Image.Image, path: Path, kind: str = "PNG", **options: object) -> Path:
+    image.save(path, kind, **options)
     return path
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG"])
 def test_every_format_is_known_by_content_under_a_false_name(tmp_path: Path, kind: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
-    path = save(Image.fromarray(RED_GREEN), tmp_path / "picture.txt", kind, **options)
+    path = save(Image.fromarray(RED_GREEN), tmp_path / "image.txt", kind, **options)
     pixels = read_image(path, channels=3)
     assert pixels.shape == (6, 8, 3)
     assert np.abs(pixels.astype(int) - RED_GREEN).max() <= (70 if kind == "JPEG" else 0)
@@ -48,10 +48,10 @@ def test_transparency_is_laid_on_white(tmp_path: Path, mode: str) -> None:
     rgba.putpixel((1, 1), (0, 0, 0, 255))
     kind = "TIFF" if mode == "PA" else "PNG"
     if mode == "P":
-        picture = Image.new("P", (4, 3), 1)
-        picture.putpalette([0, 0, 0, 90, 90, 90])
-        picture.putpixel((1, 1), 0)
-        path = save(picture, tmp_path / "clear", kind, transparency=1)
+        image = Image.new("P", (4, 3), 1)
+        image.putpalette([0, 0, 0, 90, 90, 90])
+        image.putpixel((1, 1), 0)
+        path = save(image, tmp_path / "clear", kind, transparency=1)
     else:
         path = save(rgba if mode != "LA" else rgba.convert("LA"), tmp_path / "clear", kind)
     expected = np.full((3, 4), 255)
@@ -88,7 +88,7 @@ def test_deep_pixels_take_the_narrowest_usual_range(tmp_path: Path, values: np.n
     assert read_image(path, channels=1)[0, :, 0].tolist() == expected
 
 
-def test_a_pixel_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
+def test_a_pixel_that_is_not_a_number_is_rejected(tmp_path: Path) -> None:
     path = save(Image.fromarray(np.array([[0, np.nan]], np.float32)), tmp_path / "deep", "TIFF")
     with pytest.raises(DataError, match="deep: broken image"):
         read_image(path, channels=1)
@@ -107,13 +107,13 @@ def test_a_camera_that_was_turned_is_turned_back(tmp_path: Path, tag: int, turns
     assert np.array_equal(read_image(path, channels=3), np.rot90(RED_GREEN, turns))
 
 
-def test_too_many_pixels_are_refused_from_the_header(tmp_path: Path) -> None:
+def test_too_many_pixels_are_rejected_from_the_header(tmp_path: Path) -> None:
     path = save(Image.new("1", (9000, 9000)), tmp_path / "huge")
     with pytest.raises(ImageTooLargeError, match="huge: 9000 x 9000 is more than the 64000000 pixels"):
         read_image(path, channels=1)
 
 
-def test_a_picture_far_beyond_all_limits_is_refused(tmp_path: Path) -> None:
+def test_an_image_far_beyond_all_limits_is_rejected(tmp_path: Path) -> None:
     head = b"IHDR" + struct.pack(">IIBBBBB", 40_000, 40_000, 8, 0, 0, 0, 0)
     png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     (tmp_path / "bomb").write_bytes(png + struct.pack(">I", 100) + b"IDAT" + bytes(104))
@@ -122,7 +122,7 @@ def test_a_picture_far_beyond_all_limits_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_a_truncated_picture_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_image_is_named(tmp_path: Path, kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     whole = io.BytesIO()
     Image.fromarray(noise).save(whole, kind)
@@ -147,7 +147,7 @@ def test_any_flipped_bit_in_a_png_is_an_error_or_harmless(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "contents", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"BM" + bytes(60), b"GIF89a", b"P5\n9 9\n255\n"]
 )
-def test_what_is_no_picture_is_named(tmp_path: Path, contents: bytes) -> None:
+def test_what_is_no_image_is_named(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "what").write_bytes(contents)
     with pytest.raises(DataError, match="what: "):
         read_image(tmp_path / "what", channels=1)
@@ -163,23 +163,23 @@ def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
 DIGITS = load_digits().test.images[:100]
 
 
-def test_a_picture_in_the_form_of_mnist_passes_unchanged() -> None:
+def test_an_image_in_the_form_of_mnist_passes_unchanged() -> None:
     assert all(np.array_equal(fit_digit(image, 28, None), image) for image in DIGITS)
     assert all(np.array_equal(fit_digit(image, 28, False), image) for image in DIGITS)
 
 
 def draw(ink: int, paper: int, size: tuple[int, int] = (300, 200), at: tuple[int, int] = (150, 20)) -> np.ndarray:
-    picture = Image.new("L", size, paper)
+    image = Image.new("L", size, paper)
     left, top = at
-    ImageDraw.Draw(picture).line([(left, top), (left + 60, top), (left + 20, top + 120)], fill=ink, width=14)
-    return np.asarray(picture)[..., np.newaxis]
+    ImageDraw.Draw(image).line([(left, top), (left + 60, top), (left + 20, top + 120)], fill=ink, width=14)
+    return np.asarray(image)[..., np.newaxis]
 
 
 def test_dark_on_light_and_light_on_dark_give_the_same_digit() -> None:
     assert np.array_equal(fit_digit(draw(20, 240), 28, None), fit_digit(draw(235, 15), 28, None))
 
 
-def test_the_place_of_the_digit_in_the_picture_does_not_matter() -> None:
+def test_the_place_of_the_digit_in_the_image_does_not_matter() -> None:
     assert np.array_equal(fit_digit(draw(0, 255), 28, None), fit_digit(draw(0, 255, (200, 400), (10, 210)), 28, None))
 
 
@@ -222,7 +222,7 @@ def test_an_empty_page_gives_an_empty_digit(value: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 50), (50, 1), (3, 2)])
-def test_a_tiny_picture_is_fitted(shape: tuple[int, int]) -> None:
+def test_a_tiny_image_is_fitted(shape: tuple[int, int]) -> None:
     assert fit_digit(np.arange(shape[0] * shape[1], dtype=np.uint8).reshape(*shape, 1), 28, None).shape == (28, 28, 1)
 
 

@@ -157,7 +157,7 @@ def test_a_folder_with_some_of_the_files_names_the_missing_ones(tmp_path: Path, 
         open_quietly(dataset="mnist", data_dir=tmp_path)
 
 
-def test_another_known_set_under_the_same_file_names_is_refused(tmp_path: Path, sample: Sample) -> None:
+def test_another_known_set_under_the_same_file_names_is_rejected(tmp_path: Path, sample: Sample) -> None:
     digits = open_quietly(dataset="digits")
     sample.write_idx(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack_idx(digits.test.images[..., 0]))
@@ -167,7 +167,7 @@ def test_another_known_set_under_the_same_file_names_is_refused(tmp_path: Path, 
 
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="dataset=minst: no such data set; did you mean mnist"):
+    with pytest.raises(ConfigError, match="unknown data set minst; did you mean mnist"):
         open_quietly(dataset="minst")
 
 

@@ -43,6 +43,6 @@ def test_labels_must_be_whole_numbers(tmp_path: Path) -> None:
         read_npz(write(tmp_path / "mnist.npz", y_train=Y.astype(float)))
 
 
-def test_a_label_beyond_int64_is_refused(tmp_path: Path) -> None:
+def test_a_label_beyond_int64_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such class"):
         read_npz(write(tmp_path / "mnist.npz", y_train=np.array([2**63, 0, 0, 0], np.uint64)))

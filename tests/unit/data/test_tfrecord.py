@@ -73,12 +73,12 @@ def test_a_record_that_is_no_image_example_is_named(tmp_path: Path, payload: byt
         read_examples(write(tmp_path / "r", [good, payload]), ignore_progress)
 
 
-def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
+def test_images_of_different_sizes_are_rejected(tmp_path: Path) -> None:
     payloads = [example(to_png(GRAY[0]), 1), example(to_png(GRAY[0][:5]), 1)]
     with pytest.raises(DataError, match=r"record 1: image of \(5, 8, 1\)"):
         read_examples(write(tmp_path / "r", payloads), ignore_progress)
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+def test_an_empty_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="contains no record"):
         read_examples(write(tmp_path / "r", []), ignore_progress)

@@ -30,7 +30,7 @@ def test_the_tables_of_a_wheel_become_the_published_files(tmp_path: Path, sample
     assert list(files) == [file.name for file in MNIST.files]
 
 
-def test_a_wheel_with_other_images_is_refused(sample: Sample) -> None:
+def test_a_wheel_with_other_images_is_rejected(sample: Sample) -> None:
     with pytest.raises(DataError, match="train-images-idx3-ubyte made from the wheel differs"):
         check_files(MNIST, list(sample.arrays))
 
@@ -48,7 +48,7 @@ def test_a_wheel_with_other_images_is_refused(sample: Sample) -> None:
         b"a,b\n1 2\n",
     ],
 )
-def test_a_malformed_table_is_refused(text: bytes) -> None:
+def test_a_malformed_table_is_rejected(text: bytes) -> None:
     with pytest.raises(ValueError, match="table.csv"):
         parse_table(text, "table.csv", ignore_progress)
 
@@ -67,7 +67,7 @@ def test_pip_without_an_index_is_one_clear_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_the_expected_wheel_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_expected_wheel_is_rejected(tmp_path: Path) -> None:
     assert MNIST.wheel is not None
     (tmp_path / "data.whl").write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(DataError, match="data.whl: not the wheel that was expected"):

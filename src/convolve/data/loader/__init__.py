@@ -1,1 +1,1 @@
-"""loader."""
+"""Fetch images from memory or by decoding, and batch them."""

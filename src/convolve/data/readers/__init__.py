@@ -1,1 +1,1 @@
-"""readers."""
+"""Readers of file formats."""

@@ -1,1 +1,1 @@
-"""transforms."""
+"""Normalization, augmentation and mixing of images."""

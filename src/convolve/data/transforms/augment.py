@@ -1,9 +1,8 @@
-"""Augmentation of batches in memory: a few gathers and fused operations for a whole batch, never a loop over images.
+"""Augmentation: boxes of random crops for any image, and crops, flips, cutout and erasing for whole batches.
 
-Every random number belongs to (seed, epoch, sample). Cropping, mirroring and cutting out keep bytes; resampling and
-colors turn them into floats of 0 to 255, which `Transform` takes as well.
-
-Which part of a picture the network sees: random crops for training, the center for everything else.
+Every random number is keyed by (seed, epoch, sample). A batch takes a few gathers and fused operations, never a loop
+over images. Crops, flips and cutout keep bytes; resampling and colors result in floats of 0 to 255, which `Transform`
+accepts as well.
 """
 
 import math
@@ -26,8 +25,8 @@ NUMBERS = 4 * ATTEMPTS
 
 
 def draw_box(numbers: list[float], size: tuple[int, int], area: Range, aspect: Range) -> Box:
-    """Top, left, height and width of a random crop: its share of the area and its proportions are drawn up to ten
-    times until it fits; then the largest centered box of allowed proportions stands in.
+    """Return top, left, height and width of a random crop. Its fraction of the area and its aspect ratio are drawn up
+    to ten times until it fits; failing that, the largest centered box of an allowed aspect ratio is used.
 
     Args:
         numbers: `NUMBERS` doubles in [0, 1).
@@ -42,8 +41,8 @@ def draw_box(numbers: list[float], size: tuple[int, int], area: Range, aspect: R
 def draw_box_on(
     numbers: list[float], size: tuple[int, int], area: Range, aspect: Range, objects: npt.NDArray[np.float32]
 ) -> Box:
-    """A random crop that shows at least a tenth of one of the objects [K, 4] (left, top, right, bottom, as shares of
-    the picture); the center box where no attempt does."""
+    """Return a random crop with at least a tenth of one of the objects [K, 4] (left, top, right, bottom, as fractions
+    of the image), or the largest centered box if no attempt has one."""
     for attempt in range(ATTEMPTS):
         box = _attempt(numbers[4 * attempt : 4 * attempt + 4], size, area, aspect)
         if box is not None and _covers(box, size, objects):
@@ -53,10 +52,10 @@ def draw_box_on(
 
 def _attempt(numbers: list[float], size: tuple[int, int], area: Range, aspect: Range) -> Box | None:
     height, width = size
-    wanted = height * width * (area[0] + (area[1] - area[0]) * numbers[0])
+    pixels = height * width * (area[0] + (area[1] - area[0]) * numbers[0])
     low, high = math.log(aspect[0]), math.log(aspect[1])
-    proportion = math.exp(low + (high - low) * numbers[1])
-    columns, rows = round(math.sqrt(wanted * proportion)), round(math.sqrt(wanted / proportion))
+    ratio = math.exp(low + (high - low) * numbers[1])
+    columns, rows = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
     if not (0 < rows <= height and 0 < columns <= width):
         return None
     return int(numbers[2] * (height - rows + 1)), int(numbers[3] * (width - columns + 1)), rows, columns
@@ -85,14 +84,14 @@ def _largest(size: tuple[int, int], aspect: Range) -> Box:
 def draw_boxes(
     numbers: npt.NDArray[np.float64], size: tuple[int, int], area: Range, aspect: Range
 ) -> npt.NDArray[np.int64]:
-    """`draw_box` for many pictures of one size: [N, 4] from numbers [N, `NUMBERS`]."""
+    """Return the boxes [N, 4] of `draw_box` for many images of one size, from numbers [N, `NUMBERS`]."""
     return np.array([draw_box(row, size, area, aspect) for row in numbers.tolist()], np.int64).reshape(-1, 4)
 
 
-def center_box(size: tuple[int, int], share: float) -> Box:
-    """The centered square whose side is `share` of the shorter side."""
+def center_box(size: tuple[int, int], fraction: float) -> Box:
+    """Return the centered square whose side is a fraction of the shorter side."""
     height, width = size
-    side = max(1, round(min(height, width) * share))
+    side = max(1, round(min(height, width) * fraction))
     return (height - side) // 2, (width - side) // 2, side, side
 
 
@@ -103,7 +102,7 @@ PaddingMode = Literal["mean", "black", "reflect"]
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to a training image. The defaults do nothing."""
+    """Augmentation of training images; the defaults do nothing."""
 
     crop: Crop = "none"
     flip: Flip = "none"
@@ -117,21 +116,21 @@ class Augment:
     layers: int = 0
     magnitude: float = 9.0
 
-    def colors(self, pixels: Tensor, samples: Indices, draw: SampleRNG) -> Tensor:
-        """RandAugment and changes of color."""
+    def colors(self, pixels: Tensor, samples: Indices, rng: SampleRNG) -> Tensor:
+        """Apply RandAugment and color jitter."""
         if not self.layers and not any(self.jitter):
             return pixels
         images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        images = randaugment(images, samples, draw, self.layers, self.magnitude)
-        return jitter_colors(images, draw.numbers(samples, 3, "colors"), self.jitter).permute(0, 2, 3, 1)
+        images = randaugment(images, samples, rng, self.layers, self.magnitude)
+        return jitter_colors(images, rng.numbers(samples, 3, "colors"), self.jitter).permute(0, 2, 3, 1)
 
-    def cut(self, pixels: Tensor, samples: Indices, draw: SampleRNG, fill: Tensor) -> Tensor:
-        """Fill a square around a random place (cutout), or a random rectangle with a probability (erase)."""
+    def cut(self, pixels: Tensor, samples: Indices, rng: SampleRNG, fill: Tensor) -> Tensor:
+        """Fill a square around a random position (cutout), or a random rectangle with a probability (erase)."""
         if self.cutout:
-            numbers = draw.numbers(samples, 2, "cutout")
+            numbers = rng.numbers(samples, 2, "cutout")
             pixels = _fill(pixels, _squares(numbers, pixels.shape[1:3], self.cutout), fill)
         if self.erase_probability:
-            numbers = draw.numbers(samples, 5, "erase")
+            numbers = rng.numbers(samples, 5, "erase")
             pixels = _fill(pixels, _rectangles(numbers, pixels.shape[1:3], self.erase_probability), fill)
         return pixels
 
@@ -140,7 +139,7 @@ NO_AUGMENT = Augment()
 
 
 def pad_images(images: Tensor, padding: int, mode: PaddingMode, fill: Tensor) -> Tensor:
-    """All images [N, H, W, C] with a margin, made once: a crop is then a gather."""
+    """Return images [N, H, W, C] with a margin; with it, every crop is a gather."""
     count, height, width, channels = images.shape
     if mode == "reflect":
         rows, columns = (_reflect(side, padding).to(images.device) for side in (height, width))
@@ -152,12 +151,12 @@ def pad_images(images: Tensor, padding: int, mode: PaddingMode, fill: Tensor) ->
 
 
 def _reflect(side: int, padding: int) -> Tensor:
-    places = torch.arange(-padding, side + padding).abs()
-    return torch.where(places >= side, 2 * (side - 1) - places, places)
+    indices = torch.arange(-padding, side + padding).abs()
+    return torch.where(indices >= side, 2 * (side - 1) - indices, indices)
 
 
 def crop_padded(padded: Tensor, rows: Tensor, corners: Tensor, size: tuple[int, int]) -> Tensor:
-    """Windows of `size` at `corners` [N, 2] out of padded images: every line of pixels is one gathered piece."""
+    """Return crops of `size` at `corners` [N, 2] of padded images; every line of pixels is one gathered piece."""
     _, _, columns, channels = padded.shape
     height, width = size
     line, wide = columns * channels, width * channels
@@ -177,7 +176,7 @@ def flip_images(pixels: Tensor, chosen: Tensor) -> Tensor:
 
 
 def crop_and_resize(pixels: Tensor, numbers: "np.typing.NDArray[np.float64]", augment: Augment) -> Tensor:
-    """Random resized crops of a batch at its own size, as floats."""
+    """Return random crops resized to the size of the batch, as floats."""
     count, height, width, _ = pixels.shape
     boxes = torch.from_numpy(draw_boxes(numbers, (height, width), augment.area, augment.aspect)).to(pixels.device)
     top, left, rows, columns = boxes.float().unbind(1)
@@ -192,16 +191,16 @@ def crop_and_resize(pixels: Tensor, numbers: "np.typing.NDArray[np.float64]", au
 def _squares(
     numbers: "np.typing.NDArray[np.float64]", size: tuple[int, ...], side: int
 ) -> "np.typing.NDArray[np.int64]":
-    """Boxes [N, 4] of a square around a place anywhere in the image; what sticks out is lost."""
-    middle = (numbers * np.array(size)).astype(np.int64)
-    start = middle - side // 2
+    """Return boxes [N, 4] of a square around any position in the image; it may extend beyond the image."""
+    center = (numbers * np.array(size)).astype(np.int64)
+    start = center - side // 2
     return np.concatenate((start, start + side), axis=1)
 
 
 def _rectangles(
     numbers: "np.typing.NDArray[np.float64]", size: tuple[int, ...], probability: float
 ) -> "np.typing.NDArray[np.int64]":
-    """Boxes [N, 4] of 2 to 33 % of the area with sides in a proportion of 0.3 to 3.3; empty ones for most samples."""
+    """Return boxes [N, 4] of 2 to 33 % of the area with aspect ratios 0.3 to 3.3; empty for samples not selected."""
     height, width = size
     area = (0.02 + (0.33 - 0.02) * numbers[:, 1]) * height * width
     aspect = np.exp(np.log(0.3) + (np.log(3.3) - np.log(0.3)) * numbers[:, 2])
@@ -214,7 +213,7 @@ def _rectangles(
 
 
 def _fill(pixels: Tensor, boxes: "np.typing.NDArray[np.int64]", fill: Tensor) -> Tensor:
-    """Give the pixels inside each box [top, left, bottom, right] one color; lines of pixels are handled as a whole."""
+    """Fill each box [top, left, bottom, right] with one color, whole lines of pixels in one operation."""
     count, height, width, channels = pixels.shape
     top, left, bottom, right = torch.from_numpy(boxes).to(pixels.device)[:, :, None].unbind(1)
     down = torch.arange(height, device=pixels.device)

@@ -1,7 +1,7 @@
-"""Colors and RandAugment for whole batches [N, C, H, W] of pixels 0 to 255: one call for all samples that drew it.
+"""Color jitter and RandAugment for whole batches [N, C, H, W] of pixels 0 to 255, one call per selected operation.
 
-The operations and their ranges are a subset of RandAugment (Cubuk and others, 2019): magnitudes go from 0 to 30, a
-geometric operation turns, shifts or shears to either side by a coin.
+The operations and their ranges are a subset of RandAugment (Cubuk and others, 2019): magnitudes are 0 to 30, and the
+direction of a rotation, shift or shear is random.
 """
 
 import math
@@ -23,7 +23,7 @@ _GRAY = 128.0
 
 
 def jitter_colors(images: Tensor, numbers: Numbers, strength: tuple[float, float, float]) -> Tensor:
-    """Change brightness, contrast and saturation by factors from [1 - s, 1 + s] of each sample's own."""
+    """Change brightness, contrast and saturation by a factor from [1 - s, 1 + s] for each sample."""
     for index, operation in enumerate((_brighten, _contrast, _saturate)):
         if strength[index]:
             factors = 1 + strength[index] * (2 * numbers[:, index] - 1)
@@ -31,10 +31,10 @@ def jitter_colors(images: Tensor, numbers: Numbers, strength: tuple[float, float
     return images
 
 
-def randaugment(images: Tensor, samples: Indices, draw: SampleRNG, layers: int, magnitude: float) -> Tensor:
-    """RandAugment: in each layer, every sample meets one operation at the given magnitude."""
+def randaugment(images: Tensor, samples: Indices, rng: SampleRNG, layers: int, magnitude: float) -> Tensor:
+    """Apply one random operation at the given magnitude to every sample in each layer."""
     for layer in range(layers):
-        numbers = draw.numbers(samples, 2, f"randaugment {layer}")
+        numbers = rng.numbers(samples, 2, f"randaugment {layer}")
         chosen = (numbers[:, 0] * len(OPERATIONS)).astype(np.int64)
         signs = np.where(numbers[:, 1] < 0.5, -1.0, 1.0) * magnitude / MAX_MAGNITUDE
         strengths = torch.from_numpy(signs.astype(np.float32)).to(images.device)
@@ -80,7 +80,7 @@ def _sharpen(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def _enhance(operation: Operation) -> Operation:
-    """A factor of 1 +- 0.9 at the highest magnitude."""
+    """Return an operation with a factor of 1 +- 0.9 at the highest magnitude."""
     return lambda images, strengths: operation(images, 1 + 0.9 * strengths)
 
 
@@ -119,7 +119,7 @@ def _rotate(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _entry(row: int, column: int, scale: float) -> Operation:
-    """An operation that changes one entry of the matrix: a shear or a shift."""
+    """Return an operation that changes one entry of the matrix: a shear or a shift."""
 
     def change(images: Tensor, strengths: Tensor) -> Tensor:
         matrices = _matrices(strengths)

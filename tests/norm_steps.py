@@ -6,4 +6,4 @@ from convolve.layers.batch_norm import NormStatistics
 def settle(network):
     """Move the running statistics by what was seen since the last step."""
     statistics = NormStatistics(network)
-    statistics.settle(statistics.flat)
+    statistics.update_running_stats(statistics.pending_sums)

@@ -216,7 +216,7 @@ def _sync_batch_norms(network: Network, part: Network, span: int, collectives: C
     add = span_sum(collectives.topology, span)
     for module in part.modules():
         if isinstance(module, BatchNorm2d):
-            module.join(span, add)
+            module.sync(span, add)
 
 
 def _applies_here(part: Network, network: Network, pattern: str) -> bool:

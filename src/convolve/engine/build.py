@@ -177,7 +177,7 @@ def build(
     numerics.execution.round_initial_weights()
     metrics: Metrics = RunningMetrics(data.device, collectives) if config.log.metrics else NullMetrics()
     # The payload of a step: batch-norm statistics and the stop flag.
-    grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).flat) + 1)
+    grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).pending_sums) + 1)
     offset = collectives.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
     context = PassContext(config.run.seed, numerics.execution, grad_sync, offset)
     optim, pipeline = config.settled_optim(), partition.pipeline

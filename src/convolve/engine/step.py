@@ -58,10 +58,10 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
     parts.forward_backward.run(batch, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model)
-    norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.flat, stop)
+    norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.pending_sums, stop)
     check = state.scaler.unscale_(state.model, state.execution.overflowed())
     if check.finite:
-        statistics.settle(norm_sums)
+        statistics.update_running_stats(norm_sums)
         parts.clip(state.model)
         state.optimizer.step()
         state.execution.round_weights_(state.optimizer, parts.seed, state.step)

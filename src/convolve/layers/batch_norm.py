@@ -1,20 +1,20 @@
-"""Batch norm whose running statistics move once per step, whatever the layout of the step.
+"""Batch norm whose running statistics are updated once per step, in any layout of the step.
 
-torch's own layer moves them at every forward pass, so gradient accumulation, replicas, pipeline stages and
-recomputation each leave other statistics behind. The arithmetic here: a step has micro batches i with n_i samples,
-means m_i and unbiased variances v_i, over all replicas. Each forward pass only adds to sums; when the step is settled,
+torch's layer updates them in every forward pass, so gradient accumulation, replicas, pipeline stages and recomputation
+each change the statistics. The arithmetic here: a step has micro batches i with n_i samples, means m_i and unbiased
+variances v_i, over all replicas. A forward pass only adds to sums; after the step,
 
     running mean     := (1 - momentum) * running mean     + momentum * sum(n_i m_i) / sum(n_i)
     running variance := (1 - momentum) * running variance + momentum * sum(n_i v_i) / sum(n_i)
 
-With one micro batch per step this is what torch does. Normalization itself uses the statistics of each micro batch.
+With one micro batch per step this equals torch. Normalization itself uses the statistics of each micro batch.
 
-Norms of a span of replicas see their micro batches as one. With N, S = sum(x) and Q = sum(x^2) of each channel added up
-over the span, mean = S / N and variance = Q / N - mean^2, in the widest format that the device has. To torch's norm
-these are constants; what flows back through them, with g the gradient that the norm hands on and
-y = (x - mean) / sqrt(variance + epsilon), is
+Synced norms treat the micro batches of a span of replicas as one. With N, S = sum(x) and Q = sum(x^2) of each channel
+summed over the span, mean = S / N and variance = Q / N - mean^2, in the widest format of the device. torch's norm
+treats these as constants. With the gradient g that it returns and y = (x - mean) / sqrt(variance + epsilon), the
+gradient through the statistics is added by
 
-    dx = g - (sum(g) + y sum(g y)) / N            sums over the span, as well
+    dx = g - (sum(g) + y sum(g y)) / N            sums over the span, too
 """
 
 from collections.abc import Callable
@@ -34,41 +34,42 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps=eps, momentum=momentum)
-        self.counting = True
+        self.accumulate_stats = True
         self._span: tuple[int, SumFn] | None = None
         self._seen = 0
         self._passes = 0.0
         self._sums: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize; in training by the micro batch's own statistics, which are added up for `settle`."""
+        """Normalize; in training by the micro batch's statistics, which are summed for `update_running_stats`."""
         if not self.training:
             return super().forward(x)
-        out, found, share = self._normalize_alone(x) if self._span is None else self._normalize_in_span(x, *self._span)
-        self._add_statistics(x, found, share)
+        normalized = self._normalize_local(x) if self._span is None else self._normalize_synced(x, *self._span)
+        out, statistics, passes = normalized
+        self._add_statistics(x, statistics, passes)
         return out
 
-    def _add_statistics(self, x: Tensor, found: Tensor, share: float) -> None:
-        """Add statistics up for `settle`."""
-        if self.counting:
-            # Not in place: autograd keeps `found` for the backward pass.
-            weighted = found * len(x)
+    def _add_statistics(self, x: Tensor, statistics: Tensor, passes: float) -> None:
+        """Add mean and unbiased variance to the sums of this step."""
+        if self.accumulate_stats:
+            # Not in place: autograd saves the statistics for the backward pass.
+            weighted = statistics * len(x)
             self._sums = weighted if self._sums is None else self._sums.add_(weighted)
             self._seen += len(x)
-            self._passes += share
+            self._passes += passes
 
-    def join(self, replicas: int, add: SumFn) -> None:
-        """From now on see the micro batches of this many replicas as one; `add` sums a tensor up over them."""
+    def sync(self, replicas: int, add: SumFn) -> None:
+        """Treat the micro batches of this many replicas as one; `add` sums a tensor over them."""
         self._span = (replicas, add)
 
-    def _normalize_alone(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
-        """The output, mean and unbiased variance, and how many passes this was."""
-        found = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
-        out = functional.batch_norm(x, found[0], found[1], self.weight, self.bias, True, 1.0, self.eps)
-        return out, found, 1.0
+    def _normalize_local(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return the output, [mean, unbiased variance], and the number of passes."""
+        statistics = torch.zeros(2, self.num_features, dtype=torch.float32, device=x.device)
+        out = functional.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
+        return out, statistics, 1.0
 
-    def _normalize_in_span(self, x: Tensor, replicas: int, add: SumFn) -> tuple[Tensor, Tensor, float]:
-        """The same over a span, in which each replica makes its share of one pass."""
+    def _normalize_synced(self, x: Tensor, replicas: int, add: SumFn) -> tuple[Tensor, Tensor, float]:
+        """Return the same over a span, in which each replica counts a fraction of one pass."""
         with torch.no_grad():
             wide = x.to(accumulation_dtype(x.device))
             sums = wide.sum(dim=(0, 2, 3)), wide.square_().sum(dim=(0, 2, 3))
@@ -82,25 +83,25 @@ class BatchNorm2d(nn.BatchNorm2d):
         return out, torch.stack((center, unbiased.float())), 1 / replicas
 
     def take_sums(self) -> Tensor:
-        """What was added up since the last step, in one flat tensor: means, variances, samples and passes."""
+        """Return and reset the sums since the last step, as one flat tensor: means, variances, samples and passes."""
         sums = self.weight.new_zeros(2, self.num_features) if self._sums is None else self._sums
         counts = sums.new_tensor([self._seen, self._passes])
         self._sums, self._seen, self._passes = None, 0, 0.0
         return torch.cat((sums.flatten(), counts))
 
-    def settle(self, sums: Tensor, momentum: float | None = None) -> None:
-        """Move the running statistics by what all replicas added up; momentum 1 makes them just that."""
+    def update_running_stats(self, sums: Tensor, momentum: float | None = None) -> None:
+        """Update the running statistics by the sums over all replicas; momentum 1 replaces them."""
         assert self.running_mean is not None and self.running_var is not None, "statistics are tracked"
         assert self.momentum is not None and self.num_batches_tracked is not None, "momentum is set"
-        share = self.momentum if momentum is None else momentum
+        weight = self.momentum if momentum is None else momentum
         mean, variance = (sums[:-2] / sums[-2]).view(2, -1)
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance, share)
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(variance, weight)
         self.num_batches_tracked += sums[-1].round().to(torch.int64)
 
 
 class _SyncStatistics(torch.autograd.Function):
-    """The identity; its backward pass adds what flows through the statistics of a span."""
+    """Identity whose backward pass adds the gradient through the statistics of a span."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: SumFn) -> Tensor:
@@ -113,26 +114,26 @@ class _SyncStatistics(torch.autograd.Function):
         g, (x, mean, scale) = grads[0], ctx.saved_tensors
         y = (x - mean[:, None, None]).mul_(scale[:, None, None])
         wide = accumulation_dtype(g.device)
-        local = torch.stack([one.sum(dim=(0, 2, 3), dtype=wide) for one in (g, g * y)])
+        local = torch.stack([values.sum(dim=(0, 2, 3), dtype=wide) for values in (g, g * y)])
         plain, along = (ctx.add(local) / ctx.count).float()
         return g - plain[:, None, None] - y.mul_(along[:, None, None]), None, None, None, None, None
 
 
 class NormStatistics:
-    """What the batch norms of a model have seen since the last step, taken out of them.
+    """Sums that the batch norms of a model have collected since the last step; taking them resets the norms.
 
-    `flat` is what replicas add up; each of them must settle by the sum. A step that is skipped settles nothing, and
-    leaves no trace. Norms of frozen blocks are in evaluation mode, have seen nothing, and stay as they are.
+    Replicas sum `pending_sums`, and each must update by the total. A skipped step updates nothing. Norms of frozen
+    blocks are in evaluation mode, collect nothing, and do not change.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
         self._sums = [norm.take_sums() for norm in self._norms]
-        self.flat = torch.cat(self._sums) if self._sums else torch.empty(0)
+        self.pending_sums = torch.cat(self._sums) if self._sums else torch.empty(0)
 
-    def settle(self, total: Tensor) -> None:
-        """Move all running statistics once, by what all replicas saw."""
+    def update_running_stats(self, total: Tensor) -> None:
+        """Update all running statistics once, by the sums over all replicas."""
         parts = torch.split(total, [len(part) for part in self._sums]) if self._sums else ()
         for norm, part in zip(self._norms, parts, strict=True):
             if norm.training:
-                norm.settle(part)
+                norm.update_running_stats(part)

@@ -1,4 +1,4 @@
-"""Layers that several families share: shortcuts without weights, squeeze and excitation, stochastic depth."""
+"""Blocks that several model families share: conv-norm-activation, squeeze-excitation, shortcut without weights."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Activation = Callable[[], nn.Module]
 
 
 class PaddedShortcut(nn.Module):
-    """Shortcut "A" of He et al. 2016: every second pixel, and zeros for the channels that are missing."""
+    """Shortcut "A" of He et al. 2016: every second pixel, and zeros for the missing channels."""
 
     def __init__(self, missing: int, stride: int) -> None:
         super().__init__()
@@ -20,13 +20,12 @@ class PaddedShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """Slice and pad."""
         x = x[:, :, :: self.stride, :: self.stride]
         return functional.pad(x, (0, 0, 0, 0, 0, self.missing))
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a gate that is computed from the means of all channels."""
+    """Scales each channel by a gate computed from the means of all channels."""
 
     def __init__(self, channels: int, squeezed: int, activation: nn.Module, gate: nn.Module) -> None:
         super().__init__()
@@ -37,7 +36,6 @@ class SqueezeExcitation(nn.Module):
         self.scale_activation = gate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gate the channels."""
         gate: Tensor = self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x)))))
         return gate * x
 
@@ -58,16 +56,16 @@ def conv_norm(
     groups: int = 1,
     activation: Activation | None = None,
 ) -> nn.Sequential:
-    """Convolution without bias (padded so that stride 1 keeps the size), norm, and the activation if there is one."""
+    """Build a convolution without bias (padded to keep the size at stride 1), a norm, and an optional activation."""
     inputs, outputs = channels
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
-    norm = norms.make(outputs)
+    norm = norms.create(outputs)
     if activation is None:
         return nn.Sequential(conv, norm)
     return ConvNorm(conv, norm, norms.activate(norm, activation()))
 
 
 def round_width(width: float, divisor: int = 8) -> int:
-    """The nearest multiple of `divisor`, never below 90 % of the width asked for."""
+    """Round to the nearest multiple of `divisor`, but never below 90 % of the width."""
     rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * width else rounded

@@ -1,15 +1,15 @@
-"""Batch norms folded into the convolutions beside them: the same function in evaluation, in fewer passes over memory.
+"""Fold batch norms into adjacent convolutions: the same function in evaluation, with fewer passes over memory.
 
 The arithmetic: in evaluation a batch norm is s x + t in each channel, with s = gamma / sqrt(variance + epsilon) and
 t = beta - s mean. So, for a convolution with weights W and bias b,
 
     norm(conv(x))            is the convolution with weights s W and bias s b + t
-    norm(max-pool(conv(x)))  is the max-pool of that one, where no s is negative: a maximum and an increasing function
-                             may trade places
-    conv(norm(x))            is the convolution with weights W s and bias b + sum(W t), where it pads no zeros
+    norm(max-pool(conv(x)))  is the max-pool of that one, if no s is negative: a maximum commutes with an increasing
+                             function
+    conv(norm(x))            is the convolution with weights W s and bias b + sum(W t), if it has no padding
 
-Which of them holds is read off the network's graph. A norm beside which there is none, or whose input somebody else
-uses as well, stays; so does a network whose course depends on its input, since it has no graph.
+The graph of the model determines which one applies. A norm without an adjacent convolution, or whose input has other
+users, is not folded. Neither is a model with data-dependent control flow, which has no graph.
 """
 
 from collections import Counter
@@ -23,44 +23,43 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class _Tracer(fx.Tracer):
-    """Looks into a module as long as there are convolutions or norms inside it."""
+    """Traces into modules that contain convolutions or norms."""
 
     def is_leaf_module(self, module: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one node of the graph."""
-        inner = (one for one in module.modules() if one is not module)
-        return not any(isinstance(one, (nn.Conv2d, nn.BatchNorm2d)) for one in inner)
+        inner = (child for child in module.modules() if child is not module)
+        return not any(isinstance(child, (nn.Conv2d, nn.BatchNorm2d)) for child in inner)
 
 
 class _Graph:
-    """Who calls whom in a network."""
+    """The calls of modules in a model."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
         try:
-            self.nodes = list(_Tracer().trace(network).nodes)
+            self.nodes = list(_Tracer().trace(model).nodes)
         except (fx.proxy.TraceError, TypeError, RuntimeError):
             self.nodes = []
         self._calls = Counter(node.target for node in self.nodes if node.op == "call_module")
 
     def module(self, node: fx.Node | None) -> nn.Module | None:
-        """The module of a node, if it is called there and nowhere else."""
+        """Return the module of a node, if it is called only there."""
         if node is None or node.op != "call_module" or self._calls[node.target] > 1:
             return None
-        return self._network.get_submodule(str(node.target))
+        return self._model.get_submodule(str(node.target))
 
     def source(self, node: fx.Node) -> fx.Node | None:
-        """The node that gives the input, if nobody else uses its output."""
-        found = node.args[0] if node.args else None
-        return found if isinstance(found, fx.Node) and len(found.users) == 1 else None
+        """Return the node that computes the input, if its output has no other user."""
+        source = node.args[0] if node.args else None
+        return source if isinstance(source, fx.Node) and len(source.users) == 1 else None
 
     def user(self, node: fx.Node) -> fx.Node | None:
-        """The only node that uses the output."""
+        """Return the only node that uses the output."""
         return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def fold_batch_norms(network: ModuleT) -> ModuleT:
-    """A copy for evaluation in which batch norms are parts of convolutions, as far as they can be."""
-    copy = deepcopy(network).eval().requires_grad_(False)
+def fold_batch_norms(model: ModuleT) -> ModuleT:
+    """Return a copy for evaluation with batch norms folded into convolutions where possible."""
+    copy = deepcopy(model).eval().requires_grad_(False)
     graph = _Graph(copy)
     for node in graph.nodes:
         norm = graph.module(node)
@@ -70,13 +69,13 @@ def fold_batch_norms(network: ModuleT) -> ModuleT:
     return copy
 
 
-def count_batch_norms(network: nn.Module) -> int:
-    """Batch norms in a network."""
-    return sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+def count_batch_norms(model: nn.Module) -> int:
+    """Count the batch norms of a model."""
+    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:
-    """Let a convolution do a norm's work; False where there is none that can."""
+    """Fold a norm into a convolution. Returns False if none can take it."""
     scale, shift = _affine(norm)
     before = graph.source(node)
     if before is not None and isinstance(graph.module(before), nn.MaxPool2d) and bool((scale >= 0).all()):
@@ -93,7 +92,7 @@ def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:
 
 
 def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """What a norm multiplies each channel by, and then adds."""
+    """Return the scale and shift of each channel."""
     assert norm.running_mean is not None and norm.running_var is not None, "statistics are tracked"
     mean, scale = norm.running_mean.double(), (norm.running_var.double() + norm.eps).rsqrt()
     if not norm.affine:

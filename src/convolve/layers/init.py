@@ -1,16 +1,16 @@
 """Initial weights as a pure function of (seed, parameter name).
 
-Each parameter is filled from a generator of its own, keyed by its name, so that a process that holds only some of the
-blocks fills them with the same bits as one that holds all of them, in any order.
+Each parameter is drawn from a generator keyed by its name, so a process with some of the blocks initializes them with
+the same bits as one with all of them, in any order.
 
 The arithmetic: n is the fan-in (inputs times kernel area, per group) and m the fan-out of the layer's weight.
 
-    fan_in_uniform    U(-1/sqrt(n), 1/sqrt(n))               Kaiming-uniform with a = sqrt(5): what torch layers do
+    fan_in_uniform    U(-1/sqrt(n), 1/sqrt(n))               Kaiming-uniform with a = sqrt(5), as in torch's layers
     kaiming_normal    N(0, 2/n)                              He et al. 2015, eq. 10
     kaiming_normal_fan_out    N(0, 2/m)                      the same for gradients, eq. 14
     glorot_uniform    U(-l, l), l = sqrt(6 / (n + m))        Glorot and Bengio 2010, eq. 16
-    unit_uniform      U(-sqrt(3), sqrt(3))                   of deviation 1
-    glorot_vector     U(-l, l), l = sqrt(6 / 2k)             the same for a bias of length k, as TensorFlow 1 does
+    unit_uniform      U(-sqrt(3), sqrt(3))                   of standard deviation 1
+    glorot_vector     U(-l, l), l = sqrt(6 / 2k)             the same for a bias of length k, as in TensorFlow 1
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from convolve.rng import hash_key
 
 
 class Fans(NamedTuple):
-    """Inputs and outputs that one weight of a layer connects."""
+    """Fan-in and fan-out of a layer."""
 
     fan_in: int
     fan_out: int
@@ -36,18 +36,18 @@ InitFn = Callable[[Tensor, Fans, Generator], object]
 
 
 class InitRule(Protocol):
-    """Fills one parameter; `name` is its full name and `owner` the layer that it belongs to."""
+    """Initializes a parameter; `name` is its full name and `owner` its layer."""
 
     def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
-        """Write the initial values in place."""
+        """Initialize in place."""
 
 
 @runtime_checkable
 class SelfInit(Protocol):
-    """A layer that knows the initial values of its own parameters."""
+    """A layer that initializes its parameters."""
 
-    def fill_first(self, kind: str, values: Tensor) -> None:
-        """Write the initial values of the parameter called `kind`."""
+    def init_parameter(self, kind: str, values: Tensor) -> None:
+        """Initialize the parameter named `kind` in place."""
 
 
 def fan_in_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
@@ -57,28 +57,28 @@ def fan_in_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
 
 
 def kaiming_normal(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Normal with the deviation that keeps a ReLU network's activations alike in every layer."""
+    """Normal with the standard deviation that preserves the scale of activations through ReLU layers."""
     return values.normal_(0, sqrt(2 / fans.fan_in), generator=generator)
 
 
 def kaiming_normal_fan_out(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Normal with the deviation that keeps a ReLU network's gradients alike in every layer."""
+    """Normal with the standard deviation that preserves the scale of gradients through ReLU layers."""
     return values.normal_(0, sqrt(2 / fans.fan_out), generator=generator)
 
 
 def glorot_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Uniform, with a width between what activations and what gradients ask for."""
+    """Uniform, with a width between those that preserve activations and gradients."""
     limit = sqrt(6 / (fans.fan_in + fans.fan_out))
     return values.uniform_(-limit, limit, generator=generator)
 
 
 def unit_uniform(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Uniform with deviation 1."""
+    """Uniform with standard deviation 1."""
     return values.uniform_(-sqrt(3), sqrt(3), generator=generator)
 
 
 def glorot_vector(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Glorot-uniform for a bias, whose length stands for both fans."""
+    """Glorot-uniform for a bias, with its length as both fans."""
     return glorot_uniform(values, Fans(values.numel(), values.numel()), generator)
 
 
@@ -89,9 +89,9 @@ def zeros(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class PerLayerInit:
-    """The rule of most networks: one way for each kind of layer; norms begin as the identity.
+    """One function for each kind of layer; norms start as the identity.
 
-    A norm with a `first_gamma` begins with that gamma, and a layer with `fill_first(kind, values)` fills itself.
+    A norm with an `initial_gamma` starts with that gamma, and a `SelfInit` layer initializes itself.
     """
 
     conv: InitFn
@@ -99,30 +99,30 @@ class PerLayerInit:
     bias: InitFn
 
     def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
-        """Fill one parameter of a convolution, a dense layer or a norm."""
+        """Initialize a parameter of a convolution, a dense layer or a norm."""
         kind = name.rpartition(".")[2]
         if isinstance(owner, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
-            values.fill_(getattr(owner, "first_gamma", 1.0) if kind == "weight" else 0.0)
+            values.fill_(getattr(owner, "initial_gamma", 1.0) if kind == "weight" else 0.0)
         elif isinstance(owner, SelfInit):
-            owner.fill_first(kind, values)
+            owner.init_parameter(kind, values)
         elif isinstance(owner, nn.Conv2d | nn.Linear):
             weight = self.conv if isinstance(owner, nn.Conv2d) else self.linear
             (weight if kind == "weight" else self.bias)(values, measure_fans(owner), generator)
         else:
-            raise ConfigError(f"parameter {name}: no initial values are known for {type(owner).__name__}; write a Rule")
+            raise ConfigError(f"parameter {name}: unknown initialization of {type(owner).__name__}; write an InitRule")
 
 
 def measure_fans(layer: nn.Conv2d | nn.Linear) -> Fans:
-    """Fan-in and fan-out of a layer's weight, per group."""
+    """Return fan-in and fan-out of a layer's weight, per group."""
     outputs, inputs, *kernel = layer.weight.shape
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     return Fans(inputs * prod(kernel), outputs // groups * prod(kernel))
 
 
 @torch.no_grad()
-def initialize(network: nn.Module, seed: int, rule: InitRule) -> None:
-    """Fill every parameter and buffer of a network whose memory may hold anything."""
-    for path, owner in network.named_modules():
+def initialize(model: nn.Module, seed: int, rule: InitRule) -> None:
+    """Initialize every parameter and buffer of a model."""
+    for path, owner in model.named_modules():
         for kind, values in owner.named_parameters(path, recurse=False):
             rule(kind, owner, values, torch.Generator().manual_seed(hash_key(seed, "init", kind)))
         if any(True for _ in owner.buffers(recurse=False)):
@@ -133,6 +133,6 @@ def _reset_buffers(path: str, owner: nn.Module) -> None:
     reset = getattr(owner, "reset_running_stats", None)
     if reset is None:
         raise ConfigError(
-            f"block {path}: {type(owner).__name__} has buffers and no reset_running_stats() that fills them; add one"
+            f"block {path}: {type(owner).__name__} has buffers and no reset_running_stats() to initialize them; add it"
         )
     reset()

@@ -2,11 +2,11 @@
 
 The arithmetic of proxy norm (Labatie et al. 2021, section 4): a norm without batch dependence, followed by gamma, beta
 and the activation f, leaves y = f(gamma z + beta) unnormalized in each channel. A Gaussian proxy of z stands in for its
-distribution: with P ~ N(b, (1 + g)^2), b and g learned and beginning at 0,
+distribution: with P ~ N(b, (1 + g)^2), b and g trained from 0,
 
     out = (y - E[f(gamma P + beta)]) / sqrt(Var[f(gamma P + beta)] + epsilon)
 
-where both moments are taken over 200 equally likely quantiles of the Gaussian. Nothing depends on other samples.
+with both moments over 200 equally likely quantiles of the Gaussian. Nothing depends on other samples.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ QUANTILES = 200
 
 @dataclass(frozen=True)
 class NormFactory:
-    """Makes the norms of one network.
+    """Creates the norms of a model.
 
-    `clip` allows fewer groups where there are fewer channels. `proxy_epsilon` is None where there is no proxy norm.
+    `clip` reduces the groups to the number of channels. `proxy_epsilon` is None without proxy norm.
     """
 
     kind: str
@@ -35,20 +35,20 @@ class NormFactory:
     clip: bool = False
     proxy_epsilon: float | None = None
 
-    def make(self, channels: int, *, zero: bool = False) -> nn.Module:
-        """A norm for a number of channels; `zero`: its gamma begins at 0."""
-        norm = self._make(channels)
+    def create(self, channels: int, *, zero: bool = False) -> nn.Module:
+        """Create a norm; `zero` initializes its gamma to 0."""
+        norm = self._create(channels)
         if zero and not isinstance(norm, nn.Identity):
-            norm.first_gamma = 0.0  # type: ignore[assignment]
+            norm.initial_gamma = 0.0  # type: ignore[assignment]
         return norm
 
     def activate(self, norm: nn.Module, activation: nn.Module) -> nn.Module:
-        """The activation that follows a norm, with the proxy norm where there is one."""
+        """Return the activation after a norm, wrapped in the proxy norm if enabled."""
         if self.proxy_epsilon is None:
             return activation
         return ProxyNorm(norm, activation, self.proxy_epsilon)
 
-    def _make(self, channels: int) -> nn.Module:
+    def _create(self, channels: int) -> nn.Module:
         if self.kind == "batch":
             return BatchNorm2d(channels, eps=self.epsilon, momentum=1 - self.decay)
         if self.kind == "none":
@@ -58,8 +58,8 @@ class NormFactory:
             groups = min(groups, channels)
         if channels % groups:
             raise ConfigError(
-                f"groups={groups} with a layer of {channels} channels: the groups must divide the channels; "
-                f"the largest number that does is {_largest_divisor(channels, groups)}"
+                f"--groups {groups}: does not divide the {channels} channels of a layer; "
+                f"the largest valid number is {_largest_divisor(channels, groups)}"
             )
         return nn.GroupNorm(groups, channels, eps=self.epsilon)
 
@@ -69,11 +69,11 @@ def _largest_divisor(channels: int, limit: int) -> int:
 
 
 class ProxyNorm(nn.Module):
-    """An activation, normalized by its moments under a Gaussian proxy of what enters it."""
+    """An activation, normalized by its moments under a Gaussian proxy of its input."""
 
     def __init__(self, norm: nn.Module, activation: Callable[[Tensor], Tensor], epsilon: float) -> None:
         super().__init__()
-        # In a tuple, so that the norm's parameters are not listed twice.
+        # In a tuple, which hides the norm's parameters: they belong to the norm.
         self._norm = (norm,)
         channels = norm.get_parameter("weight").numel()
         self.activation = activation
@@ -82,12 +82,11 @@ class ProxyNorm(nn.Module):
         self.proxy_gamma = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activate and normalize."""
         mean, scale = self._moments(x.dtype)
         return (self.activation(x) - mean[:, None, None]) * scale[:, None, None]
 
-    def fill_first(self, kind: str, values: Tensor) -> None:
-        """Initial values: the proxy begins as a standard Gaussian."""
+    def init_parameter(self, kind: str, values: Tensor) -> None:
+        """Start as a standard Gaussian."""
         values.zero_()
 
     def _moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,12 @@
-"""`fastnet`: a small network that learns CIFAR-10 in few operations.
+"""`fastnet`: a small model that trains on CIFAR-10 in few operations.
 
 In the spirit of the public speed-run records (Jordan 2024, "94 % on CIFAR-10 in 3.29 seconds"): the first layer whitens
-2x2 patches and is computed from the training images instead of learned, the other convolutions begin as partial
+2x2 patches and is computed from the training images instead of trained, the other convolutions start as partial
 identities, norms have no gamma, and the logits are scaled down.
 
 The arithmetic of the first layer: with 2x2 patches p, and the eigenvectors v_i and eigenvalues l_i of E[p p^T], its
-filters are v_i / sqrt(l_i + epsilon) and their negatives. Only its bias is trained. The last layer begins with weights
-of deviation 1, and logits are divided by its width.
+filters are v_i / sqrt(l_i + epsilon) and their negatives. Only its bias is trained. The last layer starts with weights
+of standard deviation 1, and logits are divided by its width.
 """
 
 import torch
@@ -34,7 +34,7 @@ class Whitening(nn.Conv2d):
 
     @torch.no_grad()
     def fit_images(self, images: Tensor) -> None:
-        """Compute the filters from a sample of network inputs."""
+        """Compute the filters from a sample of model inputs."""
         patches = nn.functional.unfold(images[:WHITENED_IMAGES].contiguous(), 2).transpose(1, 2).flatten(0, 1).double()
         values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
         filters = (vectors / (values + EPSILON).sqrt()).T.flip(0).reshape(-1, *self.weight.shape[1:])
@@ -49,7 +49,6 @@ class Scale(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale."""
         return x * self.factor
 
 
@@ -65,7 +64,6 @@ class ConvPair(nn.Module):
         self.bn2 = _norm(outputs, epsilon, decay)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the pair; the image becomes half as large."""
         gelu = nn.functional.gelu
         x = gelu(self.bn1(self.pool(self.conv1(x))))
         return gelu(self.bn2(self.conv2(x)))
@@ -78,12 +76,11 @@ def _norm(channels: int, epsilon: float, decay: float) -> BatchNorm2d:
 
 
 def assemble(order: BuildArgs) -> dict[str, nn.Module]:
-    """The blocks for one order."""
+    """Return the blocks."""
     channels, height, width = order.input_shape
     if min(height, width) < MIN_SIDE:
         raise ConfigError(
-            f"model {order.name} cannot take images of {height}x{width}: its pools leave nothing of them; "
-            f"every size from {MIN_SIDE}x{MIN_SIDE} on works"
+            f"model {order.name}: {height}x{width} images are too small; use at least {MIN_SIDE}x{MIN_SIDE}"
         )
     epsilon, decay = (FAMILY.value(order.options, name) for name in ("norm_epsilon", "bn_decay"))
     whitening = Whitening(channels)
@@ -100,10 +97,9 @@ def assemble(order: BuildArgs) -> dict[str, nn.Module]:
 
 
 class PartialIdentity(PerLayerInit):
-    """Convolutions begin as the identity on as many channels as they can, and as torch's layers on the others."""
+    """Convolutions start as the identity on as many channels as possible, and like torch's layers on the others."""
 
     def __call__(self, name: str, owner: nn.Module, values: Tensor, generator: Generator) -> None:
-        """Fill one parameter."""
         super().__call__(name, owner, values, generator)
         if isinstance(owner, nn.Conv2d) and not isinstance(owner, Whitening):
             nn.init.dirac_(values[: values.shape[1]])

@@ -1,13 +1,13 @@
-"""The small digit networks: LeNet-5 and three relatives.
+"""LeNet-5 and three related models for digits.
 
 All of them are two 5x5 convolutions, each with a 2x2 max-pool, and one to three dense layers. The activation follows
-the pool rather than the convolution: an increasing function and a maximum may trade places, so values and gradients
-stay as they are, and the activation works on a quarter of the elements. (For ReLU they are equal to the bit; two inputs
-whose sigmoids round to one number are a tie for the pool in the other order only.)
+the pool rather than the convolution: an increasing function and a maximum commute, so values and gradients are
+unchanged, and the activation handles a quarter of the elements. (For ReLU they are equal to the bit; two inputs whose
+sigmoids round to one number are a tie for the pool in the other order only.)
 
-`lenet5` begins as torch's layers do: Kaiming-uniform with a = sqrt(5), weights and biases within 1/sqrt(fan-in).
-`lenet-bn`, `cnn-wide` and `lenet-sigmoid` are the networks of three published systems, with their initializations.
-The padded ones pool as "same" does there: an odd last row or column is kept, so that every image size works.
+`lenet5` is initialized like torch's layers: Kaiming-uniform with a = sqrt(5), weights and biases within 1/sqrt(fan-in).
+`lenet-bn`, `cnn-wide` and `lenet-sigmoid` are the models of three published systems, with their initializations.
+The padded ones pool as "same" does there: an odd last row or column is kept, so every image size works.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CONV_POOL_RELU = (("conv1", "pool1", "act1"), ("conv2", "pool2", "act2"))
 
 @dataclass(frozen=True)
 class LeNetLayout:
-    """One network of the family: what its relatives do differently."""
+    """One model of the family."""
 
     channels: tuple[int, int]
     padding: tuple[int, int]
@@ -41,7 +41,7 @@ class LeNetLayout:
     whole_pools: bool = False
 
     def blocks(self, order: BuildArgs) -> Blocks:
-        """The blocks for one order."""
+        """Return the blocks."""
         size = self._flat_size(order)
         return {**self._convolutions(order.input_shape[0]), "flatten": nn.Flatten(), **self._head(size, order)}
 
@@ -72,10 +72,9 @@ class LeNetLayout:
         _, height, width = order.input_shape
         sides = [self._side(height), self._side(width)]
         if min(sides) < 1:
-            least = next(side for side in range(1, 64) if self._side(side) >= 1)
+            smallest = next(side for side in range(1, 64) if self._side(side) >= 1)
             raise ConfigError(
-                f"model {order.name} cannot take images of {height}x{width}: its pools leave nothing of them; "
-                f"every size from {least}x{least} on works"
+                f"model {order.name}: {height}x{width} images are too small; use at least {smallest}x{smallest}"
             )
         return self.channels[1] * prod(sides)
 

@@ -218,13 +218,13 @@ def _replay_contexts(groups: list[BlockGroup]) -> Contexts:
         blocks = (block for group in groups for block in group.values())
         norms = [module for block in blocks for module in block.modules() if isinstance(module, BatchNorm2d)]
         for norm in norms:
-            norm.counting = False
+            norm.accumulate_stats = False
         try:
             # Entered here because backward of an accelerator runs in other threads.
             with rng.at(*position) if position else nullcontext():
                 yield
         finally:
             for norm in norms:
-                norm.counting = True
+                norm.accumulate_stats = True
 
     return lambda: (nullcontext(), replay())

@@ -91,10 +91,10 @@ class BasicBlock(Residual):
     def __init__(self, inputs: int, width: int, stride: int, style: BlockStyle, project: bool) -> None:
         super().__init__()
         self.conv1 = _conv(inputs, width, 3, stride)
-        self.bn1 = style.norms.make(width)
+        self.bn1 = style.norms.create(width)
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = _conv(width, width, 3)
-        self.bn2 = style.norms.make(width, zero=style.last_gamma_zero)
+        self.bn2 = style.norms.create(width, zero=style.last_gamma_zero)
         self.downsample = _shortcut((inputs, width), stride, style, project)
 
     def branch(self, x: Tensor) -> Tensor:
@@ -110,11 +110,11 @@ class Bottleneck(Residual):
         inner, outputs = _inner_width(width, style), width * EXPANSION
         first, second = (stride, 1) if style.stride_in_1x1 else (1, stride)
         self.conv1 = _conv(inputs, inner, 1, first)
-        self.bn1 = style.norms.make(inner)
+        self.bn1 = style.norms.create(inner)
         self.conv2 = _conv(inner, inner, 3, second, style.groups)
-        self.bn2 = style.norms.make(inner)
+        self.bn2 = style.norms.create(inner)
         self.conv3 = _conv(inner, outputs, 1)
-        self.bn3 = style.norms.make(outputs, zero=style.last_gamma_zero)
+        self.bn3 = style.norms.create(outputs, zero=style.last_gamma_zero)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _shortcut((inputs, outputs), stride, style, project)
 
@@ -144,7 +144,7 @@ def _shortcut(channels: tuple[int, int], stride: int, style: BlockStyle, project
         return None
     if style.padded_shortcuts:
         return PaddedShortcut(outputs - inputs, stride)
-    return nn.Sequential(_conv(inputs, outputs, 1, stride), style.norms.make(outputs))
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), style.norms.create(outputs))
 
 
 def _stem(plan: ResNetLayout, channels: int, norms: NormFactory) -> Blocks:
@@ -152,7 +152,7 @@ def _stem(plan: ResNetLayout, channels: int, norms: NormFactory) -> Blocks:
     width = plan.width
     blocks: Blocks = {
         "conv1": _conv(channels, width, kernel, stride),
-        "bn1": norms.make(width),
+        "bn1": norms.create(width),
         "relu": nn.ReLU(inplace=True),
     }
     if not plan.small:

@@ -1,13 +1,11 @@
-"""What a network is made of: shape, parameters, multiply-adds and memory of each block.
+"""Summarize a model: shape, parameters, multiply-adds and memory of each block, as a table or an SVG.
 
-The arithmetic: the network runs twice on torch's meta device, where tensors have shapes and no values, once with 2
-samples and once with 3. What the second pass does and keeps beyond the first is what one sample costs.
+The arithmetic: the model runs twice on torch's meta device, which has shapes and no values, with 2 samples and with 3.
+The difference is the cost of one sample.
 
-Multiply-adds are those of convolutions and matrix products, half of what torch's own counter calls operations; norms,
-pools and activations count as none. Activation bytes are what training keeps for the backward pass, in float32, each
-tensor counted once, at the first block that asks for it.
-
-A network as a picture, from top to bottom; an SVG that needs no other program and follows light and dark.
+Multiply-adds are those of convolutions and matrix products, half of the operations that torch counts; norms, pools and
+activations count as none. Activation bytes are what training saves for the backward pass, in float32; each tensor is
+counted once, at the first block that saves it.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ from convolve.models.network import Network, Shape
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One block; shape, multiply-adds and activation bytes are those of one sample."""
+    """One block. Shape, multiply-adds and activation bytes are for one sample."""
 
     name: str
     kind: str
@@ -41,7 +39,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """A network in figures: one row for each block, and the totals."""
+    """One row for each block, and the totals."""
 
     name: str
     input_shape: Shape
@@ -53,7 +51,7 @@ class ModelSummary:
 
 
 def summarize(name: str, network: Network) -> ModelSummary:
-    """Describe any network, which stays as it is."""
+    """Summarize a model without changing it."""
     copy = deepcopy(network).to("meta").train()
     costs = zip(copy.blocks.items(), _trace(copy, samples=2), _trace(copy, samples=3), strict=True)
     rows = tuple(
@@ -86,7 +84,7 @@ class _Cost:
 
 
 class _SavedBytes:
-    """Adds up the bytes that autograd keeps, without those of the weights."""
+    """Sums the bytes that autograd saves, without those of the weights."""
 
     def __init__(self, network: nn.Module) -> None:
         self.bytes = 0
@@ -94,7 +92,7 @@ class _SavedBytes:
         self._seen = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Called by autograd with each tensor that it keeps."""
+        """Count a tensor that autograd saves."""
         storage = tensor.untyped_storage()
         if id(storage) not in self._seen:
             self._seen[id(storage)] = storage
@@ -120,7 +118,7 @@ def _name_conv(conv: nn.Conv2d) -> str:
 
 
 def name_size(size: int | tuple[int, ...]) -> str:
-    """A size as people write it: 28×28."""
+    """Format a size: 28×28."""
     return "×".join(map(str, (size, size) if isinstance(size, int) else size))
 
 
@@ -141,7 +139,7 @@ _KINDS: dict[type[nn.Module], Callable[[Any], str]] = {
 
 
 def name_kind(block: nn.Module) -> str:
-    """What a block is, in a word or two; a block of several layers goes by its class name."""
+    """Return a short description of a block; for a block of several layers, its class name."""
     kind: type[nn.Module] = getattr(block, "replaces", type(block))  # of a native layer, the class it replaces
     return _KINDS.get(kind, lambda _: kind.__name__)(block)
 
@@ -175,7 +173,7 @@ _STYLE = """
 
 
 def draw_svg(description: ModelSummary) -> str:
-    """The network from top to bottom, as a picture that needs no other program; blocks with weights stand out."""
+    """Draw the model from top to bottom as a self-contained SVG; blocks with weights are highlighted."""
     height = _HEAD + (_BOX + _GAP) * (description.blocks + 1) - _GAP + _MARGIN
     network = escape(description.name)
     lines = [

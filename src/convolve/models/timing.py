@@ -1,10 +1,9 @@
-"""How long each block of a network takes, measured on this CPU.
+"""Measure the time of each block of a model on this CPU.
 
-One forward and one backward pass of the whole network are timed as they run: a clock is read between blocks, and again
-whenever the gradient of a block's input is there. The loss counts to the last block, and blocks that are done at once
-to the first of them. A pass is repeated while the time allowed lasts, and each block's median is taken. A batch that
-would take too long is measured with fewer samples, and the result scaled up; times grow with samples a little less than
-evenly, so this errs on the slow side.
+A forward and a backward pass of the whole model are timed: the clock is read between blocks, and when the gradient of a
+block's input is computed. The loss counts for the last block, and fused blocks count for the first of them. Passes are
+repeated for the given time, and the median of each block is returned. A batch that would take too long is measured with
+fewer samples and scaled up; times grow slightly less than linearly with samples, so this overestimates.
 """
 
 import time
@@ -34,14 +33,14 @@ class BlockTime:
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of all blocks, and with how many samples they were measured."""
+    """Times of all blocks, and the number of samples they were measured with."""
 
     blocks: tuple[BlockTime, ...]
     samples: int
 
 
 def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
-    """Measure every block of a network that is on the CPU, for micro batches of `samples`, in about `seconds`."""
+    """Measure every block of a model on the CPU, for micro batches of `samples`, in about `seconds`."""
     network.train()
     _time_pass(network, 2)
     pair = sum(map(sum, _time_pass(network, 2)))
@@ -59,26 +58,25 @@ def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
 
 
 def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
-    """Forward and backward seconds of each block in one pass."""
+    """Return forward and backward seconds of each block in one pass."""
     x = torch.rand(samples, *network.input_shape).contiguous(memory_format=torch.channels_last)
     passes, arrived = _find_passes(network), dict[str, float]()
-    began = [time.perf_counter()]
+    times = [time.perf_counter()]
     for name, modules in passes.items():
         if x.requires_grad:
             x.register_hook(partial(_record, arrived, name))  # type: ignore[no-untyped-call]
         with rng.at(seed=0, step=0, first=0):
             x = run_chain(modules, x)
-        began.append(time.perf_counter())
+        times.append(time.perf_counter())
     loss = functional.cross_entropy(x, torch.zeros(samples, dtype=torch.int64))
     turned = time.perf_counter()
-    began[-1] = turned
+    times[-1] = turned
     torch.autograd.backward(loss)
     ended = time.perf_counter()
-    forward = [after - before for before, after in zip(began, began[1:], strict=False)]
+    forward = [after - before for before, after in zip(times, times[1:], strict=False)]
     backward = _spans(list(passes), arrived, (turned, ended))
-    nothing = (0.0, 0.0)
-    found = dict(zip(passes, zip(forward, backward, strict=True), strict=True))
-    return [found.get(name, nothing) for name in network.blocks]
+    measured = dict(zip(passes, zip(forward, backward, strict=True), strict=True))
+    return [measured.get(name, (0.0, 0.0)) for name in network.blocks]
 
 
 def _find_passes(network: Network) -> dict[str, list[nn.Module]]:
@@ -98,9 +96,9 @@ def _record(arrived: dict[str, float], name: str, gradient: Tensor) -> None:
 
 
 def _spans(names: Sequence[str], arrived: dict[str, float], ends: tuple[float, float]) -> list[float]:
-    """Seconds of each backward pass: from the arrival of the gradient behind a block to that of its input.
+    """Return the seconds of each backward pass: from the gradient of a block's output to that of its input.
 
-    The first block that learns has no gradient to hand on and ends with the whole pass; those before it have none.
+    The first trained block has no input gradient and ends with the whole pass; those before it take no time.
     """
     clock, ended = ends
     spans = list[float]()
@@ -112,11 +110,11 @@ def _spans(names: Sequence[str], arrived: dict[str, float], ends: tuple[float, f
 
 
 def time_update(update: Callable[[], object], seconds: float) -> float:
-    """The median time of a weight update in seconds; the first one, which makes the state, does not count."""
+    """Return the median seconds of a weight update, without the first one, which allocates the state."""
     update()
     taken, end = list[float](), time.perf_counter() + seconds
     while len(taken) < MIN_PASSES or time.perf_counter() < end:
-        began = time.perf_counter()
+        start = time.perf_counter()
         update()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.perf_counter() - start)
     return median(taken)

@@ -146,7 +146,7 @@ def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int, executi
         for images in _some_images(loader, seed):
             execution.forward(network, images)
     for norm in norms:
-        norm.settle(norm.take_sums(), momentum=1.0)
+        norm.update_running_stats(norm.take_sums(), momentum=1.0)
         norm.eval()
 
 

@@ -177,7 +177,7 @@ def test_a_layer_in_native_code_leaves_the_same_statistics_behind():
     outputs = [norm(x) for norm in norms]
     assert "_BatchNorm" in type(outputs[1].grad_fn).__name__ and distance(outputs[1], outputs[0]) < 1e-5
     for norm in norms:
-        norm.settle(norm.take_sums())
+        norm.update_running_stats(norm.take_sums())
     for name, buffer in norms[0].named_buffers():
         assert distance(norms[1].get_buffer(name), buffer) < 1e-5
 
@@ -186,6 +186,6 @@ def test_a_layer_leaves_small_inputs_spans_and_evaluation_to_torch():
     norm = BatchNorm2d(4).train()
     use_native_layers(norm)
     assert "Native" in type(norm(torch.randn(2, 4, 3, 3)).grad_fn).__name__
-    norm.join(1, lambda values: values)
+    norm.sync(1, lambda values: values)
     assert "_BatchNorm" not in type(norm(draw((64, 4, 16, 16))[0]).grad_fn).__name__
     assert "_BatchNorm" not in type(norm.eval()(draw((64, 4, 16, 16))[0]).grad_fn).__name__

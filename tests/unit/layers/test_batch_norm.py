@@ -60,9 +60,9 @@ def test_a_skipped_step_leaves_no_trace():
 def test_what_is_computed_again_is_not_counted_again():
     norm, _ = make_pair()
     norm(torch.randn(4, 5, 2, 2))
-    norm.counting = False
+    norm.accumulate_stats = False
     norm(torch.randn(4, 5, 2, 2))
-    norm.counting = True
+    norm.accumulate_stats = True
     settle(norm)
     assert norm.num_batches_tracked == 1
 
@@ -74,8 +74,8 @@ def test_an_empty_replica_adds_nothing(order):
     busy(torch.randn(4, 5, 2, 2))
     sums = [norm.take_sums() for norm in (busy, idle)]
     total = sums[order[0]] + sums[order[1]]
-    busy.settle(total)
-    idle.settle(total)
+    busy.update_running_stats(total)
+    idle.update_running_stats(total)
     assert torch.equal(busy.running_mean, idle.running_mean)
     assert idle.num_batches_tracked == 1
 

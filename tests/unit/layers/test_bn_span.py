@@ -43,7 +43,7 @@ def run_span(parts, gradients):
     for number in range(len(parts)):
         norm = BatchNorm2d(CHANNELS)
         norm.weight.data = torch.linspace(0.5, 1.5, CHANNELS)
-        norm.join(len(parts), meeting.add(number))
+        norm.sync(len(parts), meeting.add(number))
         norms.append(norm)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(parts))]
     for thread in threads:
@@ -82,7 +82,7 @@ def test_a_span_counts_its_batch_once():
     alone = BatchNorm2d(CHANNELS)
     alone(whole)
     settle(alone)
-    norms[0].settle(total)
+    norms[0].update_running_stats(total)
     torch.testing.assert_close(norms[0].running_mean, alone.running_mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(norms[0].running_var, alone.running_var, rtol=1e-6, atol=1e-7)
     assert int(norms[0].num_batches_tracked) == int(alone.num_batches_tracked) == 1

@@ -116,7 +116,7 @@ def test_fans_are_those_of_one_group() -> None:
 
 
 def test_an_unknown_layer_with_parameters_is_named() -> None:
-    with pytest.raises(ConfigError, match="parameter act.weight: no initial values are known for PReLU; write a Rule"):
+    with pytest.raises(ConfigError, match="parameter act.weight: unknown initialization of PReLU; write an InitRule"):
         initialize(Network({"act": nn.PReLU()}, input_shape=(1, 1, 1)), 1, RULE)
 
 

@@ -148,7 +148,7 @@ def test_names_of_other_libraries_are_understood():
         (
             "resnet20-cifar",
             {"norm_type": "group", "groups": 12},
-            "groups=12 with a layer of 16 channels: the groups must",
+            "--groups 12: does not divide the 16 channels of a layer",
         ),
         ("resnext29-cifar", {"convolution_groups": 24, "group_dim": 3, "widenet": False}, None),
         ("resnext29-cifar", {"convolution_groups": 7, "group_dim": 4}, None),

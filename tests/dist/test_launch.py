@@ -142,7 +142,7 @@ def test_two_hosts_train_and_survive_a_killed_rank_with_the_weights_of_an_unbrok
     os.kill(find_rank(1, tmp_path / "run"), signal.SIGKILL)
     code, output = job.finish()
     assert code == 0, output
-    assert "attempt 1 of 3 ended" in output and "restored step-" in output
+    assert "attempt 1 of 3 failed" in output and "restored step-" in output
     assert "[rank 0] test accuracy" in output
     assert weights_hash(tmp_path / "run") == unbroken
 
@@ -221,7 +221,7 @@ def test_a_killed_replica_ends_its_command_at_once_which_then_goes_on_to_the_sam
     job = Watched(["train", *given], tmp_path)
     job.wait_for("epoch 1.5")
     os.kill(find_rank(1, tmp_path / "run"), signal.SIGKILL)
-    job.wait_for("attempt 1 of 2 ended", seconds=30)
+    job.wait_for("attempt 1 of 2 failed", seconds=30)
     code, output = job.finish()
     assert code == 0, output
     assert weights_hash(tmp_path / "run") == unbroken

@@ -1,1 +1,1 @@
-"""distributed."""
+"""Runs in several processes: topology, collectives, gradient sync, pipeline and launchers."""

@@ -1,1 +1,1 @@
-"""planning."""
+"""Estimates of memory, pipeline schedule and speed without the hardware."""

@@ -1,4 +1,4 @@
-"""What the blocks of a config's network cost in memory and time, without its data, its devices or its weights."""
+"""Memory and time of each block of a model, without its data, devices or weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,14 +25,14 @@ PROFILE_SECONDS = 1.5
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a micro batch in each block, of the update of one trained weight, and where they come from."""
+    """Seconds of a micro batch in each block, seconds of the update of one trained weight, and their source."""
 
     blocks: tuple[BlockTime, ...]
     update: float
     source: str
 
-    def slowed(self, factor: float) -> "Costs":
-        """The same work with a share of the cores only."""
+    def scaled(self, factor: float) -> "Costs":
+        """Return the costs if `factor` processes share each core."""
         if factor == 1:
             return self
         blocks = tuple(BlockTime(factor * time.forward, factor * time.backward) for time in self.blocks)
@@ -40,7 +40,7 @@ class Costs:
 
 
 def list_blocks(config: Config) -> tuple[BlockCost, ...]:
-    """Every block of a config's network with what it costs per sample."""
+    """Return the cost of each block per sample."""
     return _list_blocks(config.model, *model_input(config))
 
 
@@ -58,18 +58,18 @@ def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[Bloc
         BlockCost(
             name=row.name,
             parameters=row.parameters,
-            trained=learns,
+            trained=weights,
             multiply_adds=row.multiply_adds,
             input_values=prod(shape),
             kept_values=row.activation_bytes // FLOAT32_BYTES,
-            seam=row.name in split_points,
+            split_point=row.name in split_points,
         )
-        for row, shape, learns in zip(rows, inputs, trained, strict=False)
+        for row, shape, weights in zip(rows, inputs, trained, strict=False)
     )
 
 
 def state_bytes(config: Config) -> StateBytes:
-    """In how many bytes the values of a training are kept."""
+    """Return the bytes of weights, activations and optimizer state in a run."""
     policy = build_policy(config.precision)
     first, second = count_moments(config.optim)
     return StateBytes(
@@ -83,7 +83,7 @@ def state_bytes(config: Config) -> StateBytes:
 
 
 def workload(config: Config, blocks: Sequence[BlockCost]) -> Workload:
-    """The micro batch of a training, and after which blocks recomputation keeps activations."""
+    """Return the micro batch of a run, and the blocks after which recomputation keeps activations."""
     if not config.parallel.enable_recomputation:
         return Workload(config.optim.batch_size)
     patterns = config.parallel.recompute_checkpoints or ("*",)
@@ -91,30 +91,30 @@ def workload(config: Config, blocks: Sequence[BlockCost]) -> Workload:
 
 
 def calculate_costs(config: Config, blocks: Sequence[BlockCost], flops: float) -> Costs:
-    """Times on a device that computes `flops` operations per second, two for each multiply-add.
+    """Return the costs on a device that computes `flops` operations per second, two for each multiply-add.
 
-    A backward pass costs two forward passes, one for the gradient of the weights and one for that of the input, which
-    the first block that learns does not need. Updates are taken to cost nothing.
+    A backward pass costs two forward passes, one for the gradient of the weights and one for that of the input. The
+    first block with trained weights does not need the latter. Updates cost nothing.
     """
-    times, learns = list[BlockTime](), False
+    times, needs_input_gradient = list[BlockTime](), False
     for block in blocks:
         forward = 2 * block.multiply_adds * config.optim.batch_size / flops
-        times.append(BlockTime(forward, forward * (2 if learns else bool(block.trained))))
-        learns = learns or bool(block.trained)
+        times.append(BlockTime(forward, forward * (2 if needs_input_gradient else bool(block.trained))))
+        needs_input_gradient = needs_input_gradient or bool(block.trained)
     return Costs(tuple(times), 0.0, f"calculated for a device with {flops / 1e12:g} Tflop/s, updates not counted")
 
 
 def measure_costs(config: Config, network: Network, threads: int) -> Costs:
-    """Times of this CPU in fp32, with so many threads, for a second or two."""
+    """Measure the costs on this CPU in fp32 for a second or two."""
     samples = config.optim.batch_size
-    filled = registry.find(config.model.model).materialize(network, config.run.seed)
-    filled = filled.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    apply_kernels(config, filled)
-    optimizer = build_optimizer(filled, config.settled_optim())
+    model = registry.find(config.model.model).materialize(network, config.run.seed)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    apply_kernels(config, model)
+    optimizer = build_optimizer(model, config.settled_optim())
     with _threads(threads):
-        timing = time_blocks(filled, samples, PROFILE_SECONDS)
+        timing = time_blocks(model, samples, PROFILE_SECONDS)
         update = time_update(optimizer.step, PROFILE_SECONDS / 10)
-    trained = sum(weight.numel() for weight in filled.parameters() if weight.requires_grad)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     fewer = f" with {timing.samples} samples and scaled to {samples}" if timing.samples < samples else ""
     return Costs(timing.blocks, update / trained, f"measured on this CPU in fp32, {threads} threads{fewer}")
 

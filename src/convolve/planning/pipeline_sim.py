@@ -1,17 +1,8 @@
-"""What each pipeline stage does when: the timetable of one step.
+"""Simulated pipeline schedule of one step, and its SVG: a row for each stage, forward in blue, backward in orange.
 
-A stage works through a fixed list of forward (F) and backward (B) passes, one after the other. With S stages and M
-micro batches, stage s of
-
-    grouped       does all F, then all B                                    (GPipe)        and holds M micro batches
-    interleaved   does S - s times F, then B and F in turn, then what is left   (1F1B)     and holds min(M, S - s)
-    sequential    does F and B of one micro batch before it takes the next                 and holds 1
-
-F of a micro batch waits for F of the stage before, B for B of the stage after, each with the time that the message
-takes; a wire carries one message after the other. What is left of the time is the bubble; where all passes cost the
-same and messages cost nothing it is (S - 1) / (M + S - 1) for the first two, and 1 - 1 / S for the third.
-
-A pipeline timetable as a picture: a row for each stage, time to the right, blue forward and orange backward.
+The order of the passes of each stage is in `distributed/pipeline.py`. The forward pass of a micro batch waits for that
+of the previous stage, the backward pass for that of the next one, plus the time of the message. A link carries one
+message at a time in each direction. The rest of the time is the bubble.
 """
 
 from collections.abc import Sequence
@@ -32,7 +23,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class ScheduledPass:
-    """One pass in the timetable; times are seconds from the beginning of the step."""
+    """One pass; times are seconds from the start of the step."""
 
     stage: int
     micro_batch: int
@@ -43,48 +34,48 @@ class ScheduledPass:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """All passes of one step."""
+    """Passes of one step."""
 
-    boxes: tuple[ScheduledPass, ...]
+    passes: tuple[ScheduledPass, ...]
     stages: int
     micro_batches: int
 
     @property
     def seconds(self) -> float:
-        """From the first pass to the end of the last one."""
-        return max(box.end for box in self.boxes)
+        """Time from the start of the first pass to the end of the last one."""
+        return max(box.end for box in self.passes)
 
     @property
     def bubble(self) -> float:
-        """The share of all stages' time in which they wait."""
-        busy = sum(box.end - box.begin for box in self.boxes)
+        """Fraction of the time of all stages in which they wait."""
+        busy = sum(box.end - box.begin for box in self.passes)
         return 1 - busy / (self.stages * self.seconds) if self.seconds else 0.0
 
     def last_backward(self, stage: int) -> ScheduledPass:
-        """The pass after which the gradients of a stage are complete."""
-        own = (box for box in self.boxes if box.stage == stage and box.direction is Pass.BACKWARD)
-        return max(own, key=lambda box: box.end)
+        """Return the pass after which the gradients of a stage are complete."""
+        backward = (box for box in self.passes if box.stage == stage and box.direction is Pass.BACKWARD)
+        return max(backward, key=lambda box: box.end)
 
 
 def simulate(schedule: str, times: Sequence[StageTime], micro_batches: int) -> PipelineSchedule:
-    """The timetable of one step: every pass begins as soon as its stage is free and its input is there."""
+    """Return the schedule of one step: every pass starts as soon as its stage is free and its input has arrived."""
     stages = len(times)
     waiting = [SCHEDULES[schedule](stage, stages, micro_batches)[::-1] for stage in range(stages)]
-    boxes, free, post = list[ScheduledPass](), [0.0] * stages, _Channels(times)
+    passes, free, channels = list[ScheduledPass](), [0.0] * stages, _Channels(times)
     while any(waiting):
         for stage, tasks in enumerate(waiting):
-            while tasks and (ready := post.arrival(stage, tasks[-1])) is not None:
+            while tasks and (ready := channels.arrival(stage, tasks[-1])) is not None:
                 direction, index = tasks.pop()
                 begin = max(free[stage], ready)
                 spent = times[stage].forward if direction is Pass.FORWARD else times[stage].backward
                 free[stage] = begin + spent
-                boxes.append(ScheduledPass(stage, index, direction, begin, free[stage]))
-                post.send(boxes[-1])
-    return PipelineSchedule(tuple(boxes), stages, micro_batches)
+                passes.append(ScheduledPass(stage, index, direction, begin, free[stage]))
+                channels.send(passes[-1])
+    return PipelineSchedule(tuple(passes), stages, micro_batches)
 
 
 class _Channels:
-    """Messages between stages; each wire carries one after the other, in each direction."""
+    """Messages between stages; each link carries one at a time in each direction."""
 
     def __init__(self, times: Sequence[StageTime]) -> None:
         self._times = times
@@ -92,26 +83,26 @@ class _Channels:
         self._free: dict[tuple[int, Pass], float] = {}
 
     def arrival(self, stage: int, task: ScheduledTask) -> float | None:
-        """When the input of a pass is there; None while nobody has made it."""
+        """Return when the input of a pass arrives, or None if it has not been sent."""
         if stage == 0 and task[0] is Pass.FORWARD:
             return 0.0
         return self._arrived.get((stage, *task))
 
     def send(self, box: ScheduledPass) -> None:
-        """Hand the result of a pass to whoever waits for it."""
+        """Send the result of a pass to the stage that needs it."""
         forward = box.direction is Pass.FORWARD
         target = box.stage + (1 if forward else -1)
         if target == len(self._times):
             self._arrived[box.stage, Pass.BACKWARD, box.micro_batch] = box.end
         elif target >= 0:
-            wire = (min(box.stage, target), box.direction)
-            moment = max(box.end, self._free.get(wire, 0.0)) + self._times[wire[0]].message
-            self._free[wire] = self._arrived[target, box.direction, box.micro_batch] = moment
+            link = (min(box.stage, target), box.direction)
+            moment = max(box.end, self._free.get(link, 0.0)) + self._times[link[0]].message
+            self._free[link] = self._arrived[target, box.direction, box.micro_batch] = moment
 
 
 _LEFT, _TOP, _ROW, _BAR, _FOOT = 74, 64, 34, 26, 50
 _WIDTH = 960
-# A number inside a narrower box could not be read.
+# Minimum width of a box with a readable number.
 _MIN_LABEL = 16.0
 
 _STYLE = """
@@ -133,23 +124,23 @@ _STYLE = """
 """
 
 
-def draw_schedule(timetable: PipelineSchedule, title: str) -> str:
-    """The timetable as an SVG that needs no other program and follows light and dark."""
-    height = _TOP + _ROW * timetable.stages + _FOOT
-    scale = (_WIDTH - _LEFT - 20) / timetable.seconds
-    below = _TOP + _ROW * timetable.stages
+def draw_schedule(schedule: PipelineSchedule, title: str) -> str:
+    """Return a self-contained SVG of a schedule, for light and dark mode."""
+    height = _TOP + _ROW * schedule.stages + _FOOT
+    scale = (_WIDTH - _LEFT - 20) / schedule.seconds
+    below = _TOP + _ROW * schedule.stages
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
         ' role="img" aria-label="pipeline timetable">',
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
         f'<text class="title" x="20" y="28">{escape(title)}</text>',
-        f'<text x="20" y="48">{timetable.stages} stages, {timetable.micro_batches} micro batches, '
-        f"bubble {timetable.bubble:.1%}</text>",
-        *(_draw_row(stage, timetable.seconds * scale) for stage in range(timetable.stages)),
-        *(_draw_box(box, scale) for box in timetable.boxes),
+        f'<text x="20" y="48">{schedule.stages} stages, {schedule.micro_batches} micro batches, '
+        f"bubble {schedule.bubble:.1%}</text>",
+        *(_draw_row(stage, schedule.seconds * scale) for stage in range(schedule.stages)),
+        *(_draw_box(box, scale) for box in schedule.passes),
         f'<text x="{_LEFT}" y="{below + 14}">0</text>',
-        f'<text class="right" x="{_WIDTH - 20}" y="{below + 14}">{1000 * timetable.seconds:,.1f} ms</text>',
+        f'<text class="right" x="{_WIDTH - 20}" y="{below + 14}">{1000 * schedule.seconds:,.1f} ms</text>',
         *_draw_key(below + 24),
     ]
     return "\n".join([*lines, "</svg>", ""])
@@ -166,12 +157,12 @@ def _draw_row(stage: int, width: float) -> str:
 def _draw_box(box: ScheduledPass, scale: float) -> str:
     left, width = _LEFT + box.begin * scale, (box.end - box.begin) * scale
     top = _TOP + _ROW * box.stage
-    told = f"stage {box.stage}, micro batch {box.micro_batch}, {box.direction.value}"
+    tooltip = f"stage {box.stage}, micro batch {box.micro_batch}, {box.direction.value}"
     moments = f"{1000 * box.begin:.2f} to {1000 * box.end:.2f} ms"
     label = f'<text class="number" x="{left + width / 2:.2f}" y="{top + 17}">{box.micro_batch}</text>'
     return (
         f'<rect class="{box.direction.value}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}">'
-        f"<title>{told}, {moments}</title></rect>" + (label if width >= _MIN_LABEL else "")
+        f"<title>{tooltip}, {moments}</title></rect>" + (label if width >= _MIN_LABEL else "")
     )
 
 

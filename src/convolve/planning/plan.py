@@ -1,4 +1,4 @@
-"""`convolve plan`: what a training would need and how fast it would be, on devices that nobody has to have."""
+"""`convolve plan`: estimate memory, pipeline schedule and speed of a run without the hardware."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from convolve.runs.describe import ScheduleCurve, count_samples, trace
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machines that a plan is made for; what is unset is taken from this one, or from the device model."""
+    """Hardware of a plan; the default of each value is that of this machine or of the device model."""
 
     hosts: int = 1
     cores: int | None = None
@@ -45,15 +45,15 @@ class Hardware:
     bandwidth: float | None = None
 
     def link(self) -> Link:
-        """The network between processes: one host's memory, or Ethernet between hosts, where nothing else is said."""
-        usual = MEMORY if self.hosts == 1 else ETHERNET
+        """Return the link between processes; default: shared memory within a host, Ethernet between hosts."""
+        default = MEMORY if self.hosts == 1 else ETHERNET
         return Link(
-            usual.latency if self.latency is None else self.latency,
-            usual.bandwidth if self.bandwidth is None else self.bandwidth,
+            default.latency if self.latency is None else self.latency,
+            default.bandwidth if self.bandwidth is None else self.bandwidth,
         )
 
     def share_cores(self, devices: int) -> tuple[int, float]:
-        """Threads of each CPU process, and how many times slower they are for sharing cores with others."""
+        """Return the threads of each CPU process, and the number of processes on each core."""
         cores = self.cores or device.available_threads()
         processes = -(-devices // self.hosts)
         return max(1, cores // processes), max(1.0, processes / cores)
@@ -61,7 +61,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is."""
+    """Length of a run."""
 
     samples_per_epoch: int
     steps_per_epoch: int
@@ -70,7 +70,7 @@ class RunLength:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: its blocks, what they cost, and how many micro batches it holds at a time."""
+    """One stage: its blocks, their costs, and the micro batches in flight."""
 
     first_block: str
     last_block: str
@@ -86,7 +86,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class PipelineEstimate:
-    """The pipeline of one replica: its schedule and the share of time in which stages wait, in theory and here."""
+    """The pipeline of one replica: its schedule and the bubble, for equal stages and as simulated."""
 
     schedule: str
     splits: tuple[str, ...]
@@ -96,7 +96,7 @@ class PipelineEstimate:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """The memory of one device, whether every stage has room in it, and what to change if not."""
+    """Memory of one device, whether every stage fits in it, and what to change if not."""
 
     device_bytes: int
     source: str
@@ -107,7 +107,7 @@ class MemoryFit:
 
 @dataclass(frozen=True)
 class CommEstimate:
-    """What one device adds up over replicas in a step, what it sends for that in a ring, and over which network."""
+    """Bytes that one device sums over replicas in a step, bytes it sends for that in a ring, and the link."""
 
     summed_bytes: int
     sent_bytes: int
@@ -117,7 +117,7 @@ class CommEstimate:
 
 @dataclass(frozen=True)
 class SpeedEstimate:
-    """What is predicted; `exposed_ms` are sums over replicas as far as no computation hides them."""
+    """Predicted times; `exposed_ms` are all-reduces that no computation hides."""
 
     passes_ms: float
     exposed_ms: float
@@ -131,7 +131,7 @@ class SpeedEstimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training worked out beforehand."""
+    """Estimates of a run."""
 
     name: str
     model: str
@@ -151,80 +151,85 @@ class Plan:
     speed: SpeedEstimate
 
 
-def plan(config: Config, means: Hardware) -> tuple[Plan, PipelineSchedule]:
-    """Work out a training of this config on these machines, and the timetable of one of its steps."""
+def plan(config: Config, hardware: Hardware) -> tuple[Plan, PipelineSchedule]:
+    """Estimate a run on this hardware, and simulate the pipeline schedule of one step."""
     network = build_on_meta(config)
     splits, blocks = resolve_splits(network, config), list_blocks(config)
     norms = sum(isinstance(module, BatchNorm2d) for module in network.modules())
     devices = config.parallel.processes
-    limit, source = _find_memory(config, means, devices)
-    costs = _find_costs(config, means, network, blocks)
+    limit, source = _find_memory(config, hardware, devices)
+    costs = _find_costs(config, hardware, network, blocks)
     layout = _choose_layout(config, splits, blocks, costs, limit)
-    timetable = layout.timetable(means.link())
-    traffic = _count_traffic(config, means, layout)
-    width = layout.budget.storage.weight_bytes
-    step = predict_step(layout, timetable, Replication(config.parallel.replicas, means.link(), costs.update, width))
+    schedule = layout.simulate(hardware.link())
+    traffic = _count_traffic(config, hardware, layout)
+    weight_bytes = layout.memory_model.state.weight_bytes
+    step = predict_step(
+        layout, schedule, Replication(config.parallel.replicas, hardware.link(), costs.update, weight_bytes)
+    )
     length = _measure_length(config)
     plan = Plan(
         name=config.name,
         model=config.model.model,
         devices=devices,
-        hosts=means.hosts,
+        hosts=hardware.hosts,
         replicas=config.parallel.replicas,
         micro_batches=config.optim.gradient_accumulation_count,
         batch_size=config.optim.batch_size,
         global_batch_size=config.global_batch_size,
         length=length,
         curve=trace(config),
-        precision=f"{8 * layout.budget.storage.compute_bytes}.{8 * width}",
+        precision=f"{8 * layout.memory_model.state.compute_bytes}.{8 * weight_bytes}",
         stages=tuple(_describe_stage(layout, index) for index in range(len(layout.stages))),
-        passes=_describe_passes(layout, timetable),
+        passes=_describe_passes(layout, schedule),
         room=MemoryFit(limit, source, layout.fits, largest_batch(layout), tuple(suggest_changes(config, layout))),
         traffic=traffic,
         speed=_estimate_speed(
-            step, _norm_seconds(config, means, norms), (config.global_batch_size, length), costs.source
+            step, _norm_seconds(config, hardware, norms), (config.global_batch_size, length), costs.source
         ),
     )
-    return plan, timetable
+    return plan, schedule
 
 
 def _measure_length(config: Config) -> RunLength:
-    """Steps never cross the end of an epoch, so each epoch ends with a short one where it must."""
+    """Return the length in steps. A step never crosses the end of an epoch, so its last step may be short."""
     per_epoch, batch = count_samples(config), config.global_batch_size
     epochs, rest = divmod(run_samples(config, per_epoch), per_epoch)
     steps_per_epoch = -(-per_epoch // batch)
     return RunLength(per_epoch, steps_per_epoch, epochs * steps_per_epoch + -(-rest // batch))
 
 
-def _find_memory(config: Config, means: Hardware, devices: int) -> tuple[int, str]:
-    if means.device_memory is not None:
-        return means.device_memory, "as given"
+def _find_memory(config: Config, hardware: Hardware, devices: int) -> tuple[int, str]:
+    if hardware.device_memory is not None:
+        return hardware.device_memory, "as given"
     model = config.precision.device_model
     if model is not None:
         return DEVICE_MODELS[model].memory_bytes, model
-    here = -(-devices // means.hosts)
-    return device.memory_bytes() // here, f"this machine's, shared by {here}" if here > 1 else "this machine's"
+    processes = -(-devices // hardware.hosts)
+    source = f"this machine's, shared by {processes}" if processes > 1 else "this machine's"
+    return device.memory_bytes() // processes, source
 
 
-def _find_costs(config: Config, means: Hardware, network: Network, blocks: Sequence[BlockCost]) -> Costs:
-    if means.device_flops is not None:
-        return calculate_costs(config, blocks, means.device_flops)
-    threads, slower = means.share_cores(config.parallel.processes)
-    return measure_costs(config, network, threads).slowed(slower)
+def _find_costs(config: Config, hardware: Hardware, network: Network, blocks: Sequence[BlockCost]) -> Costs:
+    if hardware.device_flops is not None:
+        return calculate_costs(config, blocks, hardware.device_flops)
+    threads, per_core = hardware.share_cores(config.parallel.processes)
+    return measure_costs(config, network, threads).scaled(per_core)
 
 
 def _choose_layout(
     config: Config, splits: Sequence[str] | None, blocks: Sequence[BlockCost], costs: Costs, limit: int
 ) -> Layout:
-    """Stages as the config cuts them; recomputation adds a forward pass to every backward pass."""
+    """Return the stages of a config. Recomputation adds a forward pass to every backward pass."""
     parallel, count = config.parallel, config.optim.gradient_accumulation_count
-    again = int(parallel.enable_recomputation)
+    recomputed = int(parallel.enable_recomputation)
     works = tuple(
-        StageWork(block, time.forward, time.backward + again * time.forward)
+        StageWork(block, time.forward, time.backward + recomputed * time.forward)
         for block, time in zip(blocks, costs.blocks, strict=True)
     )
-    budget = MemoryModel(state_bytes(config), workload(config, blocks), limit)
-    layout = Layout(works, (0,), effective_schedule(parallel.pipeline_schedule, parallel.shards, count), count, budget)
+    memory_model = MemoryModel(state_bytes(config), workload(config, blocks), limit)
+    layout = Layout(
+        works, (0,), effective_schedule(parallel.pipeline_schedule, parallel.shards, count), count, memory_model
+    )
     return layout.rebalanced(parallel.shards) if splits is None else layout.split_at(splits)
 
 
@@ -238,28 +243,28 @@ def _describe_stage(layout: Layout, index: int) -> StagePlan:
         multiply_adds=sum(work.block.multiply_adds for work in works),
         forward_ms=1000 * sum(work.forward for work in works),
         backward_ms=1000 * sum(work.backward for work in works),
-        held_micro_batches=layout.held(index),
+        held_micro_batches=layout.in_flight(index),
         memory=memory,
         memory_bytes=memory.total,
     )
 
 
-def _describe_passes(layout: Layout, timetable: PipelineSchedule) -> PipelineEstimate:
+def _describe_passes(layout: Layout, schedule: PipelineSchedule) -> PipelineEstimate:
     ideal = ideal_bubble(layout.schedule, len(layout.stages), layout.micro_batches)
-    return PipelineEstimate(layout.schedule, layout.splits, ideal, timetable.bubble)
+    return PipelineEstimate(layout.schedule, layout.splits, ideal, schedule.bubble)
 
 
-def _count_traffic(config: Config, means: Hardware, layout: Layout) -> CommEstimate:
-    width = layout.budget.storage.weight_bytes
-    summed = width * max(sum(work.block.trained for work in stage) for stage in layout.stages)
-    link = means.link()
+def _count_traffic(config: Config, hardware: Hardware, layout: Layout) -> CommEstimate:
+    weight_bytes = layout.memory_model.state.weight_bytes
+    summed = weight_bytes * max(sum(work.block.trained for work in stage) for stage in layout.stages)
+    link = hardware.link()
     return CommEstimate(summed, round(ring_bytes(summed, config.parallel.replicas)), link.latency, link.bandwidth)
 
 
-def _norm_seconds(config: Config, means: Hardware, norms: int) -> float:
-    """Batch norms over several replicas wait for each other twice per micro batch, forward and backward."""
+def _norm_seconds(config: Config, hardware: Hardware, norms: int) -> float:
+    """Return the seconds that batch norms over several replicas wait for each other, twice per micro batch."""
     span, micro_batches = config.parallel.bn_span, config.optim.gradient_accumulation_count
-    return 2 * norms * micro_batches * means.link().ring(0, span)
+    return 2 * norms * micro_batches * hardware.link().all_reduce_seconds(0, span)
 
 
 def _estimate_speed(step: StepTime, norms: float, size: tuple[int, RunLength], source: str) -> SpeedEstimate:
@@ -277,7 +282,7 @@ def _estimate_speed(step: StepTime, norms: float, size: tuple[int, RunLength], s
     )
 
 
-def write_schedule(plan: Plan, timetable: PipelineSchedule, path: Path) -> None:
-    """Draw the passes of one step into a file."""
+def write_schedule(plan: Plan, schedule: PipelineSchedule, path: Path) -> None:
+    """Write an SVG of the passes of one step."""
     title = f"{plan.name}: {plan.passes.schedule}"
-    write_file(path, draw_schedule(timetable, title).encode(), ConfigError)
+    write_file(path, draw_schedule(schedule, title).encode(), ConfigError)

@@ -1,16 +1,12 @@
-"""A training that exists on paper: its stages, their memory, the timetable of a step, and the time that a step takes.
+"""Time of a step, with communication, and the layout of a model over stages.
 
-step := the slowest stage's  last backward pass, sums that it could not hide, update
-sums    gradients travel over replicas in buckets, each as soon as the last backward pass has made it
+    step                 of the slowest stage: last backward pass, all-reduces that it does not hide, update
+    message              latency + bytes / bandwidth
+    all-reduce over N    ring: 2 (N - 1) messages of bytes / N each, one after the other, on every link:
+                         2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth
 
-What it costs to send: a stated model of the network between processes.
-
-    message             latency + bytes / bandwidth
-    sum over N, ring    2 (N - 1) messages of bytes / N each, one after the other, on every link:
-                        2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth
-
-The gradients of a stage are ready block by block, last block first, while its last backward pass runs; what is ready is
-sent in that order, one after the other.
+The gradients of a stage are ready block by block, last block first, during its last backward pass. Buckets are sent in
+that order, one after the other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,35 +30,35 @@ class Link:
     bandwidth: float
 
     def message(self, size: float) -> float:
-        """Seconds of one message."""
+        """Return the seconds of one message."""
         return self.latency + size / self.bandwidth
 
-    def ring(self, size: float, members: int) -> float:
-        """Seconds to add up `size` bytes over the members of a ring."""
+    def all_reduce_seconds(self, size: float, members: int) -> float:
+        """Return the seconds of an all-reduce of `size` bytes in a ring."""
         return 2 * (members - 1) * self.message(size / members)
 
 
-# Processes of one host share its memory; hosts are taken to have ten-gigabit Ethernet unless told otherwise.
+# Defaults: shared memory within a host, 10 Gbit/s Ethernet between hosts.
 MEMORY = Link(20e-6, 4e9)
 ETHERNET = Link(50e-6, 1.25e9)
 
 
 def ring_bytes(size: float, members: int) -> float:
-    """What each member of a ring sends to add up `size` bytes."""
+    """Return the bytes that each member of a ring sends for an all-reduce of `size` bytes."""
     return 2 * (members - 1) / members * size
 
 
 def finish_all_reduces(ready: Iterable[tuple[float, float]], link: Link, members: int) -> float:
-    """When the last of several sums is there, given when each is ready and its bytes, in the order of sending."""
+    """Return when the last all-reduce ends, from the ready time and bytes of each, in the order of sending."""
     clock = 0.0
     for moment, size in ready:
-        clock = max(clock, moment) + (link.ring(size, members) if members > 1 else 0.0)
+        clock = max(clock, moment) + (link.all_reduce_seconds(size, members) if members > 1 else 0.0)
     return clock
 
 
 @dataclass(frozen=True)
 class StageWork:
-    """One block: what it costs in memory, and seconds of a micro batch in it."""
+    """One block: its memory cost and the seconds of a micro batch in it."""
 
     block: BlockCost
     forward: float
@@ -71,41 +67,39 @@ class StageWork:
 
 @dataclass(frozen=True)
 class Layout:
-    """The blocks of a network, laid out over stages; `begins` are the indices at which stages begin."""
+    """The blocks of a model over stages; `stage_starts` are the indices of the first blocks."""
 
     works: tuple[StageWork, ...]
-    begins: tuple[int, ...]
+    stage_starts: tuple[int, ...]
     schedule: str
     micro_batches: int
-    budget: MemoryModel
+    memory_model: MemoryModel
 
     @cached_property
     def stages(self) -> tuple[tuple[StageWork, ...], ...]:
-        """The blocks of each stage."""
-        ends = (*self.begins[1:], len(self.works))
-        return tuple(self.works[begin:end] for begin, end in zip(self.begins, ends, strict=True))
+        ends = (*self.stage_starts[1:], len(self.works))
+        return tuple(self.works[start:end] for start, end in zip(self.stage_starts, ends, strict=True))
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the blocks at which the stages after the first begin."""
-        return tuple(self.works[begin].block.name for begin in self.begins[1:])
+        """First blocks of the stages after the first."""
+        return tuple(self.works[start].block.name for start in self.stage_starts[1:])
 
-    def held(self, stage: int, stages: int | None = None) -> int:
-        """The most micro batches that a stage holds at a time."""
-        return count_in_flight(self.schedule, stage, stages or len(self.begins), self.micro_batches)
+    def in_flight(self, stage: int, stages: int | None = None) -> int:
+        """Return the maximum number of micro batches whose activations a stage holds."""
+        return count_in_flight(self.schedule, stage, stages or len(self.stage_starts), self.micro_batches)
 
     def memory(self, stage: int) -> StageMemory:
-        """What a stage needs."""
-        return self.budget.need([work.block for work in self.stages[stage]], self.held(stage))
+        return self.memory_model.need([work.block for work in self.stages[stage]], self.in_flight(stage))
 
     @property
     def fits(self) -> bool:
-        """Whether every stage has room on its device."""
-        return all(self.memory(stage).total <= self.budget.limit for stage in range(len(self.begins)))
+        """True if every stage fits in the memory of a device."""
+        return all(self.memory(stage).total <= self.memory_model.limit for stage in range(len(self.stage_starts)))
 
-    def timetable(self, link: Link) -> PipelineSchedule:
-        """One step, with the messages between stages."""
-        samples, width = self.budget.load.samples, self.budget.storage.compute_bytes
+    def simulate(self, link: Link) -> PipelineSchedule:
+        """Return the schedule of one step, with the messages between stages."""
+        samples, width = self.memory_model.workload.samples, self.memory_model.state.compute_bytes
         following = (*self.stages[1:], ())
         times = [
             StageTime(
@@ -120,33 +114,33 @@ class Layout:
     def split_at(self, names: Sequence[str]) -> "Layout":
         """Return the same model with stages that start at these blocks."""
         index = {work.block.name: number for number, work in enumerate(self.works)}
-        return replace(self, begins=(0, *(index[name] for name in names)))
+        return replace(self, stage_starts=(0, *(index[name] for name in names)))
 
     def rebalanced(self, stages: int) -> "Layout":
-        """The same network in so many stages, the slowest as quick as can be among all cuts that fit.
+        """Return the same model in so many stages, the slowest as fast as possible among all splits that fit.
 
-        Where no cut fits, memory is left aside; `fits` tells.
+        If no split fits, memory is ignored, and `fits` is False.
         """
         costs = [work.forward + work.backward for work in self.works]
-        held = [self.held(stage, stages) for stage in range(stages)]
+        in_flight = [self.in_flight(stage, stages) for stage in range(stages)]
 
-        def begins_well(stage: int, begin: int, end: int) -> bool:
-            return self.works[begin].block.seam
+        def may_start(stage: int, start: int, end: int) -> bool:
+            return self.works[start].block.split_point
 
-        def fits(stage: int, begin: int, end: int) -> bool:
-            held_blocks = [work.block for work in self.works[begin:end]]
-            return begins_well(stage, begin, end) and self.budget.fits(held_blocks, held[stage])
+        def fits(stage: int, start: int, end: int) -> bool:
+            blocks = [work.block for work in self.works[start:end]]
+            return may_start(stage, start, end) and self.memory_model.fits(blocks, in_flight[stage])
 
         try:
-            begins = balance_stages(costs, stages, fits)
+            starts = balance_stages(costs, stages, fits)
         except ConfigError:
-            begins = balance_stages(costs, stages, begins_well)
-        return replace(self, begins=tuple(begins))
+            starts = balance_stages(costs, stages, may_start)
+        return replace(self, stage_starts=tuple(starts))
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step: passes and messages of the pipeline, sums that nothing hides, and the update."""
+    """Seconds of one step: pipeline with its messages, all-reduces that nothing hides, and the update."""
 
     passes: float
     exposed: float
@@ -154,13 +148,12 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.passes + self.exposed + self.update
 
 
 @dataclass(frozen=True)
 class Replication:
-    """Copies of a pipeline that add their gradients up, and what an update costs per trained weight."""
+    """Replicas of a pipeline that sum their gradients, and the seconds of an update per trained weight."""
 
     replicas: int
     link: Link
@@ -168,13 +161,13 @@ class Replication:
     gradient_bytes: int
 
 
-def predict_step(layout: Layout, timetable: PipelineSchedule, replication: Replication) -> StepTime:
-    """The time of one step."""
-    passes = timetable.seconds
+def predict_step(layout: Layout, schedule: PipelineSchedule, replication: Replication) -> StepTime:
+    """Return the time of one step."""
+    passes = schedule.seconds
     summed = updated = passes
     for index, stage in enumerate(layout.stages):
-        began = timetable.last_backward(index).begin
-        ready = [(began + moment, size) for moment, size in ready_buckets(stage, replication.gradient_bytes)]
+        start = schedule.last_backward(index).begin
+        ready = [(start + moment, size) for moment, size in ready_buckets(stage, replication.gradient_bytes)]
         done = finish_all_reduces(ready, replication.link, replication.replicas)
         trained = sum(work.block.trained for work in stage)
         summed = max(summed, done)

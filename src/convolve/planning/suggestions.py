@@ -1,4 +1,4 @@
-"""What to change in a training that does not fit into its devices. Every line was tried on paper."""
+"""Changes that make a run fit in memory. Every suggestion is checked with the memory model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,18 +9,18 @@ from convolve.planning.step_time import Layout
 
 
 def suggest_changes(config: Config, layout: Layout) -> Iterator[str]:
-    """Nothing for a training that fits; else single changes that are enough, else changes beside recomputation."""
+    """Yield single changes that make a run fit; if none is enough, changes together with recomputation."""
     if layout.fits:
         return
     recomputed = _recomputed(layout)
     if recomputed.fits:
         yield "--enable-recomputation: fits"
-    alone = list(_change(config, layout))
-    yield from alone
-    if alone or recomputed.fits:
+    single = list(_change(config, layout))
+    yield from single
+    if single or recomputed.fits:
         return
     together = [f"--enable-recomputation {line}" for line in _change(config, recomputed)]
-    yield from together or ["no change that was tried is enough; such a training needs larger devices"]
+    yield from together or ["no change that was tried is enough; use devices with more memory"]
 
 
 def _change(config: Config, layout: Layout) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _change(config: Config, layout: Layout) -> Iterator[str]:
 
 
 def largest_batch(layout: Layout) -> int:
-    """The most samples in a micro batch with which every stage fits; 0 if not even one does."""
+    """Return the largest micro batch with which every stage fits; 0 if not even one sample does."""
     low, high = 0, 1
     while high <= 1 << 20 and _with_samples(layout, high).fits:
         low, high = high, 2 * high
@@ -40,16 +40,16 @@ def largest_batch(layout: Layout) -> int:
 
 
 def _with_samples(layout: Layout, samples: int) -> Layout:
-    return _with_load(layout, replace(layout.budget.load, samples=samples))
+    return _with_workload(layout, replace(layout.memory_model.workload, samples=samples))
 
 
-def _with_load(layout: Layout, load: Workload) -> Layout:
-    return replace(layout, budget=replace(layout.budget, load=load))
+def _with_workload(layout: Layout, workload: Workload) -> Layout:
+    return replace(layout, memory_model=replace(layout.memory_model, workload=workload))
 
 
 def _recomputed(layout: Layout) -> Layout:
-    kept = frozenset(work.block.name for work in layout.works)
-    return _with_load(layout, replace(layout.budget.load, kept=kept))
+    checkpoints = frozenset(work.block.name for work in layout.works)
+    return _with_workload(layout, replace(layout.memory_model.workload, checkpoints=checkpoints))
 
 
 def _reschedule(config: Config, layout: Layout) -> Iterator[str]:
@@ -58,8 +58,8 @@ def _reschedule(config: Config, layout: Layout) -> Iterator[str]:
 
 
 def _shard(config: Config, layout: Layout) -> Iterator[str]:
-    storage = replace(layout.budget.storage, sharers=config.parallel.replicas)
-    if not config.parallel.rts and replace(layout, budget=replace(layout.budget, storage=storage)).fits:
+    state = replace(layout.memory_model.state, sharers=config.parallel.replicas)
+    if not config.parallel.rts and replace(layout, memory_model=replace(layout.memory_model, state=state)).fits:
         yield "--rts: fits"
 
 
@@ -71,7 +71,7 @@ def _shrink(config: Config, layout: Layout) -> Iterator[str]:
 
 
 def _split(config: Config, layout: Layout) -> Iterator[str]:
-    now = len(layout.begins)
+    now = len(layout.stage_starts)
     for stages in range(now, min(len(layout.works), 2 * now + 16) + 1):
         other = replace(layout, schedule=config.parallel.pipeline_schedule).rebalanced(stages)
         if other.fits:

@@ -1,9 +1,12 @@
 """What stages cost in messages and in memory, worked out by hand."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from convolve.distributed.gradient_sync import BUCKET_BYTES
 from convolve.planning.memory import BlockCost, MemoryModel, StateBytes, Workload
-from convolve.planning.step_time import Link, finish_all_reduces, ring_bytes
+from convolve.planning.step_time import Link, StageWork, finish_all_reduces, ready_buckets, ring_bytes
 
 LINK = Link(latency=0.001, bandwidth=1000.0)
 BLOCKS = [
@@ -19,12 +22,12 @@ def need(storage=None, load=None, micro_batches=1):
 
 def test_a_ring_sends_twice_all_parts_but_its_own():
     assert ring_bytes(800, 8) == 2 * 7 * 100
-    assert LINK.ring(800, 8) == pytest.approx(2 * 7 * (0.001 + 0.1))
-    assert LINK.ring(800, 1) == 0
+    assert LINK.all_reduce_seconds(800, 8) == pytest.approx(2 * 7 * (0.001 + 0.1))
+    assert LINK.all_reduce_seconds(800, 1) == 0
 
 
 def test_sums_that_are_ready_early_are_hidden_behind_the_rest_of_the_backward_pass():
-    each = LINK.ring(100, 2)
+    each = LINK.all_reduce_seconds(100, 2)
     assert finish_all_reduces([(0.0, 100), (10.0, 100)], LINK, 2) == pytest.approx(10 + each)
     assert finish_all_reduces([(10.0, 100), (10.0, 100)], LINK, 2) == pytest.approx(10 + 2 * each)
     assert finish_all_reduces([(10.0, 100)], LINK, 1) == 10
@@ -69,3 +72,22 @@ def test_a_limit_is_kept_to_the_byte():
     exact = need().total
     assert MemoryModel(StateBytes(), Workload(2), exact).fits(BLOCKS, 1)
     assert not MemoryModel(StateBytes(), Workload(2), exact - 1).fits(BLOCKS, 1)
+
+
+def stage_work(trained, backward=1.0):
+    return StageWork(BlockCost("x", trained, trained, 0, 1, 1), forward=0.0, backward=backward)
+
+
+def test_buckets_are_ready_from_the_last_block_on_and_the_last_one_after_the_backward_pass():
+    half = BUCKET_BYTES // 8
+    stage = [stage_work(0), stage_work(half), stage_work(half), stage_work(0), stage_work(half)]
+    assert ready_buckets(stage, 4) == [(3.0, 8 * half), (5.0, 4 * half)]
+    assert ready_buckets([stage_work(0), stage_work(0)], 4) == []
+
+
+@given(st.lists(st.integers(0, BUCKET_BYTES), min_size=1, max_size=12))
+def test_buckets_carry_every_gradient_once_in_the_order_of_time(trained):
+    ready = ready_buckets([stage_work(weights) for weights in trained], 4)
+    assert sum(size for _, size in ready) == 4 * sum(trained)
+    assert [moment for moment, _ in ready] == sorted(moment for moment, _ in ready)
+    assert not ready or ready[-1][0] == len(trained)

@@ -15,7 +15,7 @@ EVEN = StageTime(1.0, 2.0)
 def test_even_stages_have_the_bubble_of_theory(schedule, stages, micro_batches):
     table = simulate(schedule, [EVEN] * stages, micro_batches)
     assert table.bubble == pytest.approx(ideal_bubble(schedule, stages, micro_batches))
-    assert len(table.boxes) == 2 * stages * micro_batches
+    assert len(table.passes) == 2 * stages * micro_batches
 
 
 def test_the_two_overlapping_schedules_take_the_same_time():
@@ -26,8 +26,8 @@ def test_the_two_overlapping_schedules_take_the_same_time():
 def test_no_pass_begins_before_its_input_is_there_nor_while_its_stage_works(schedule):
     times = [StageTime(1.0, 2.5, 0.25), StageTime(2.0, 3.0, 0.5), StageTime(0.5, 1.0)]
     table = simulate(schedule, times, 5)
-    done = {(box.stage, box.direction, box.micro_batch): box for box in table.boxes}
-    for box in table.boxes:
+    done = {(box.stage, box.direction, box.micro_batch): box for box in table.passes}
+    for box in table.passes:
         if box.direction is Pass.FORWARD and box.stage > 0:
             before = done[box.stage - 1, Pass.FORWARD, box.micro_batch]
             assert box.begin >= before.end + times[box.stage - 1].message
@@ -37,7 +37,7 @@ def test_no_pass_begins_before_its_input_is_there_nor_while_its_stage_works(sche
         if box.direction is Pass.BACKWARD:
             assert box.begin >= done[box.stage, Pass.FORWARD, box.micro_batch].end
     for stage in range(3):
-        own = sorted((box.begin, box.end) for box in table.boxes if box.stage == stage)
+        own = sorted((box.begin, box.end) for box in table.passes if box.stage == stage)
         assert all(first[1] <= second[0] for first, second in zip(own, own[1:], strict=False))
 
 
@@ -63,6 +63,6 @@ def test_a_picture_has_a_box_for_every_pass_within_its_frame():
     table = simulate("interleaved", [EVEN] * 3, 4)
     root = ElementTree.fromstring(draw_schedule(table, "a & b"))
     boxes = [item for item in root.iter() if item.tag.endswith("rect") and len(item)]
-    assert len(boxes) == len(table.boxes)
+    assert len(boxes) == len(table.passes)
     assert max(float(box.get("x")) + float(box.get("width")) for box in boxes) <= float(root.get("width"))
     assert {box.get("class") for box in boxes} == {"forward", "backward"}

@@ -17,8 +17,8 @@ FAST = Hardware(device_flops=50e12)
 SPLIT = {"shards": 4, "gradient_accumulation_count": 16, "batch_size": 8}
 
 
-def make(name="resnet50-imagenet", means=FAST, **given):
-    return plan.plan(resolve(name, None, given).config, means)[0]
+def make(name="resnet50-imagenet", hardware=FAST, **given):
+    return plan.plan(resolve(name, None, given).config, hardware)[0]
 
 
 @pytest.mark.parametrize("name", list(shipped()))
@@ -94,9 +94,9 @@ def test_the_automatic_cut_is_no_slower_than_one_by_hand():
 
 def test_memory_decides_where_to_cut_when_time_alone_would_not_fit():
     """The stage that holds most micro batches must be short, although that makes another one slower."""
-    free = make(means=Hardware(device_flops=50e12, device_memory=10**12), **SPLIT)
+    free = make(hardware=Hardware(device_flops=50e12, device_memory=10**12), **SPLIT)
     needed = max(stage.memory_bytes for stage in free.stages)
-    tight = make(means=Hardware(device_flops=50e12, device_memory=int(needed * 0.8)), **SPLIT)
+    tight = make(hardware=Hardware(device_flops=50e12, device_memory=int(needed * 0.8)), **SPLIT)
     assert tight.room.fits
     assert tight.passes.splits != free.passes.splits
 
@@ -107,34 +107,34 @@ def test_a_device_model_brings_its_memory():
 
 
 def test_what_does_not_fit_comes_with_changes_that_do():
-    means = Hardware(device_flops=50e12, device_memory=8 * 10**9)
-    found = make(means=means, batch_size=128, precision="32.32", replicas=4)
+    hardware = Hardware(device_flops=50e12, device_memory=8 * 10**9)
+    found = make(hardware=hardware, batch_size=128, precision="32.32", replicas=4)
     assert not found.room.fits
     assert any(line.startswith("--enable-recomputation") for line in found.room.advice)
     smaller = next(line for line in found.room.advice if line.startswith("--batch-size"))
     size = int(smaller.split()[1].rstrip(":"))
     assert size == found.room.largest_batch_size
-    assert make(means=means, batch_size=size, precision="32.32").room.fits
-    assert not make(means=means, batch_size=size + 1, precision="32.32").room.fits
+    assert make(hardware=hardware, batch_size=size, precision="32.32").room.fits
+    assert not make(hardware=hardware, batch_size=size + 1, precision="32.32").room.fits
 
 
 def test_every_piece_of_advice_is_true():
-    means = Hardware(device_flops=50e12, device_memory=10**9)
+    hardware = Hardware(device_flops=50e12, device_memory=10**9)
     base = {
         "batch_size": 64,
         "precision": "32.32",
         "replicas": 2,
         **{k: v for k, v in SPLIT.items() if k != "batch_size"},
     }
-    found = make(means=means, pipeline_schedule="grouped", **base)
+    found = make(hardware=hardware, pipeline_schedule="grouped", **base)
     for line in found.room.advice:
         words = line.partition(":")[0].split()
         changed = {**base, "pipeline_schedule": "grouped", **read_flags(words)}
-        assert make(means=means, **changed).room.fits, line
+        assert make(hardware=hardware, **changed).room.fits, line
 
 
 def read_flags(words):
-    """Flags as given values; several values become a tuple, none means on."""
+    """Flags as given values; several values become a tuple, none hardware on."""
     given = {}
     for word in words:
         if word.startswith("--"):
@@ -147,8 +147,8 @@ def read_flags(words):
 
 
 def test_nothing_at_all_fits_into_nothing():
-    lines = list(make(means=Hardware(device_flops=50e12, device_memory=1000)).room.advice)
-    assert lines == ["no change that was tried is enough; such a training needs larger devices"]
+    lines = list(make(hardware=Hardware(device_flops=50e12, device_memory=1000)).room.advice)
+    assert lines == ["no change that was tried is enough; use devices with more memory"]
 
 
 def test_processes_beyond_the_cores_take_turns():
@@ -160,7 +160,7 @@ def test_processes_beyond_the_cores_take_turns():
 
 def test_a_slower_network_makes_a_slower_step():
     quick, slow = (
-        make(means=Hardware(device_flops=50e12, hosts=2, bandwidth=rate), replicas=2).speed for rate in (1e12, 1e8)
+        make(hardware=Hardware(device_flops=50e12, hosts=2, bandwidth=rate), replicas=2).speed for rate in (1e12, 1e8)
     )
     assert slow.exposed_ms > quick.exposed_ms and slow.step_ms > quick.step_ms
 
@@ -181,8 +181,8 @@ def test_measured_blocks_are_as_long_as_their_pass():
 
 
 def test_frozen_blocks_have_no_backward_pass():
-    found = make("resnet20-cifar10", means=Hardware(device_memory=10**9), freeze_until="layer3", shards=3, batch_size=4,
-                 gradient_accumulation_count=4)  # fmt: skip
+    options = {"freeze_until": "layer3", "shards": 3, "batch_size": 4, "gradient_accumulation_count": 4}
+    found = make("resnet20-cifar10", hardware=Hardware(device_memory=10**9), **options)
     assert found.stages[0].memory.gradients == 0
     assert found.stages[0].backward_ms < found.stages[-1].backward_ms
 
@@ -197,13 +197,13 @@ def test_sizes_are_read_as_people_write_them(text, size):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--device-memory", "much"], "device-memory=much: must be a size such as 900MB"),
-        (["--hosts", "0"], "hosts=0: must be greater than 0"),
-        (["--device-flops", "-1"], "device-flops=-1: must be greater than 0"),
+        (["--device-memory", "much"], "--device-memory much: must be a size such as 900MB"),
+        (["--hosts", "0"], "--hosts 0: must be greater than 0"),
+        (["--device-flops", "-1"], "--device-flops -1: must be greater than 0"),
         (["--timetable", "nowhere/x.svg", "--device-flops", "1e12"], "nowhere/x.svg: cannot write"),
     ],
 )
-def test_a_mistake_is_one_line(words, message, capsys, tmp_path, monkeypatch):
+def test_a_user_error_is_one_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(["plan", "lenet-digits", *words])

@@ -1,1 +1,1 @@
-"""launch."""
+"""Launchers: processes of this host, other hosts through ssh, and Slurm."""

@@ -1,4 +1,4 @@
-"""`convolve report`: one or several runs as one self-contained HTML file. Training writes one at its end as well."""
+"""`convolve report`: one or several runs as one self-contained HTML file. Training writes one at its end, too."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ COMPARISON_FILE = "comparison.html"
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The figures of one run in a report; shares of 1, None where no test image was evaluated."""
+    """Figures of one run in a report, in [0, 1]; None if no test image was evaluated."""
 
     run: str
     accuracy: float | None
@@ -50,7 +50,7 @@ class ReportResult:
 def collect_predictions(
     network: Network, material: DataModule, what: str, execution: Execution | None = None
 ) -> TestPredictions:
-    """The answers of a network on every test image."""
+    """Return the predictions of a model on all test images."""
     collector = PredictionCollector(material.dataset.classes, what)
     execution = execution or PlainExecution()
     with eval_mode(network):
@@ -66,42 +66,42 @@ def collect_predictions(
 def write_training_report(
     folder: Path, network: Network, material: DataModule, execution: Execution, *, evaluated: bool
 ) -> Path:
-    """The report at the end of a training, from what is in memory; costs one pass over the test images."""
+    """Write the report at the end of a run; costs one pass over the test images if `evaluated`."""
     evidence = collect_predictions(network, material, "final weights", execution) if evaluated else None
-    return _write(report_path(folder), [_warn(folder, evidence, _environment())])
+    return _write(report_path(folder), [_collect(folder, evidence, _environment())])
 
 
 def report(folders: Sequence[Path], console: Console, *, output: Path | None = None) -> ReportResult:
-    """Write the report of the best checkpoint of each run, side by side where there are several."""
-    stories = []
+    """Write the report of the best checkpoint of each run, several side by side."""
+    reports = []
     for number, folder in enumerate(folders):
         console.progress("report", number, len(folders))
         if not (folder / CONFIG_FILE).is_file():
             raise CheckpointError(
-                f"{folder}: not a run folder ({CONFIG_FILE} is not there); give a run of `convolve train`"
+                f"{folder}: not a run folder ({CONFIG_FILE} is missing); give a run of `convolve train`"
             )
         trained = load_trained(choose_checkpoint(folder))
         device.configure(trained.config.run.threads)
         evidence = collect_predictions(
             trained.network, open_run_data(trained, console), f"checkpoint {trained.path.name}"
         )
-        stories.append(_warn(folder, evidence, _versions(trained)))
-    if not stories:
+        reports.append(_collect(folder, evidence, _versions(trained)))
+    if not reports:
         raise ConfigError("report: no run given; name one run folder or several")
     path = output or (report_path(folders[0]) if len(folders) == 1 else Path(COMPARISON_FILE))
-    return ReportResult(_write(path, stories), [_figures(one) for one in stories])
+    return ReportResult(_write(path, reports), [_figures(one) for one in reports])
 
 
-def _write(path: Path, stories: list[RunReport]) -> Path:
+def _write(path: Path, reports: list[RunReport]) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConvolveError(f"{path}: cannot be written ({error.strerror}); choose another --output") from error
-    write_file(path, render(stories, timestamp()).encode())
+        raise ConvolveError(f"{path}: cannot write ({error.strerror}); choose another --output") from error
+    write_file(path, render(reports, timestamp()).encode())
     return path
 
 
-def _warn(folder: Path, evidence: TestPredictions | None, environment: dict[str, Any]) -> RunReport:
+def _collect(folder: Path, evidence: TestPredictions | None, environment: dict[str, Any]) -> RunReport:
     training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
     curves: dict[str, Points] = {"rate": read_points(training, "learning_rate")}
     curves["speed"] = read_points(training, "images_per_second")
@@ -114,15 +114,15 @@ def _warn(folder: Path, evidence: TestPredictions | None, environment: dict[str,
     return RunReport(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
 
 
-def _figures(story: RunReport) -> RunFigures:
-    if story.predictions is None:
-        return RunFigures(story.name, None, None, None)
-    found = calibrate(story.predictions.logits, story.predictions.labels)
-    return RunFigures(story.name, story.predictions.accuracy, found.error, found.temperature)
+def _figures(run_report: RunReport) -> RunFigures:
+    if run_report.predictions is None:
+        return RunFigures(run_report.name, None, None, None)
+    found = calibrate(run_report.predictions.logits, run_report.predictions.labels)
+    return RunFigures(run_report.name, run_report.predictions.accuracy, found.error, found.temperature)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An object in a file; a run that was cut short may have none yet."""
+    """Return the object in a JSON file; empty if the run was interrupted before it was written."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -131,15 +131,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _start_metadata(folder: Path) -> dict[str, Any]:
-    """What the run said about itself when it began."""
+    """Return the plain values of the start event of a run."""
     try:
         with (folder / EVENTS_FILE).open(encoding="utf-8") as file:
             first = json.loads(file.readline())
     except (OSError, ValueError):
         return {}
     facts = first.get("facts", first) if isinstance(first, dict) else {}
-    left_out = ("kind", "name", "folder")
-    return {key: value for key, value in facts.items() if key not in left_out and not isinstance(value, (dict, list))}
+    skipped = ("kind", "name", "folder")
+    return {key: value for key, value in facts.items() if key not in skipped and not isinstance(value, (dict, list))}
 
 
 def _environment() -> dict[str, Any]:

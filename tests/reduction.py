@@ -49,9 +49,9 @@ PLAIN = {
 def reduce_size(config):
     """The options that make the training of a config cheap enough for a test."""
     family = family_of(config.model.model)
-    if family.name == "lenet":
+    if family.family == "lenet":
         return {**SMALL, "batch_size": 32, "gradient_accumulation_count": 1, "replicas": 1}
-    small = config.model.model if config.model.model.endswith("-cifar") else SMALLER[family.name]
+    small = config.model.model if config.model.model.endswith("-cifar") else SMALLER[family.family]
     groups = {} if config.model.groups is None else {"groups": 4}
     return {**SMALL, **ONE_PROCESS, **PLAIN, **groups, "model": small, "model_size": None, "epochs_per_ckpt": None}
 

@@ -59,13 +59,16 @@ def test_options_of_the_original_systems_are_understood(old, new):
     [
         (["train", "--model", "resnet", "--model-size", "19"], "known sizes are 10, 14, 18"),
         (["train", "--model", "efficientnet", "--model-size", "b9"], "known sizes are cifar, b0"),
-        (["train", "--model", "resnet50", "--se"], "se=True with model=resnet50: this network does not have it"),
+        (
+            ["train", "--model", "resnet50", "--se"],
+            "--se True: resnet50 has no such option, only efficientnet; omit it",
+        ),
         (["train", "--lr-schedule", "cosin"], "did you mean cosine"),
         (["train", "--learning-rate", "1", "--base-learning-rate-exponent", "-6"], "give one of them"),
         (["train", "--lr-epoch-decay", "30"], "drops are shares of the run here"),
         (["train", "--weight-avg-n", "2", "--no-checkpoints"], "checkpoints are what is averaged"),
         (["average", "nowhere", "--mode", "mean"], "no such folder"),
-        (["average", "nowhere", "--mode", "mean", "-N", "0"], "-N begins at 1"),
+        (["average", "nowhere", "--mode", "mean", "-N", "0"], "-N 0: must be at least 1"),
         (["convert", "nowhere.pth", "out.safetensors"], "no such file"),
     ],
 )

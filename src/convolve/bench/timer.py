@@ -1,10 +1,8 @@
-"""Times of work that is done again and again: variants take turns, the first value is dropped, the rest is summed up.
+"""Timing of repeated work in alternating turns, peak memory, and profiles.
 
-A machine is noisy, and its noise changes from second to second. Variants that are compared therefore take turns of some
-milliseconds, so that whatever else happens hits all of them alike. The first call of all pays for one-time work, and
-the first call of a turn finds the caches as the other variants left them; neither counts.
-
-Where the time of some work goes: a trace for chrome://tracing or Perfetto, and the operators that took most.
+The noise of a machine changes from second to second. Variants under comparison therefore alternate in turns of some
+milliseconds, which spreads the noise over all of them. Two kinds of calls are not counted: the very first, which pays
+one-time costs, and the first of each turn, which finds the caches as the other variants left them.
 """
 
 import resource
@@ -23,61 +21,60 @@ from convolve.errors import ConvolveError
 
 TURN_SECONDS = 0.05
 MIN_TURNS = 3
+TOP_OPERATORS = 12
 Work = Callable[[], object]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of every call that counts; `first_excluded` tells whether calls were dropped before them."""
+    """Milliseconds of every counted call; `first_excluded` if calls before them were dropped."""
 
     milliseconds: npt.NDArray[np.float64]
     first_excluded: bool
 
     @property
     def mean(self) -> float:
-        """The mean."""
         return float(self.milliseconds.mean())
 
-    def quantile(self, share: float) -> float:
-        """The time that a share of 1 of the calls keep to."""
-        return float(np.quantile(self.milliseconds, share))
+    def quantile(self, fraction: float) -> float:
+        return float(np.quantile(self.milliseconds, fraction))
 
 
-def time_alternating(works: Mapping[str, Work], *, seconds: float) -> dict[str, Times]:
-    """Measure each work for about as many seconds, in turns."""
+def time_alternating(
+    works: Mapping[str, Work], *, seconds: float, clock: Clock = time.perf_counter
+) -> dict[str, Times]:
+    """Measure each work for about `seconds`, in alternating turns."""
     for work in works.values():
         work()
     turns: dict[str, list[list[float]]] = {name: [] for name in works}
-    end = time.perf_counter() + seconds * len(works)
-    while time.perf_counter() < end or len(next(iter(turns.values()))) < MIN_TURNS:
+    end = clock() + seconds * len(works)
+    while clock() < end or len(next(iter(turns.values()))) < MIN_TURNS:
         for name, work in works.items():
-            turns[name].append(_time_turn(work))
-    return {name: Times(1000 * np.array(sum(found, [])), first_excluded=True) for name, found in turns.items()}
+            turns[name].append(_time_turn(work, clock))
+    return {name: Times(1000 * np.array(sum(calls, [])), first_excluded=True) for name, calls in turns.items()}
 
 
-def _time_turn(work: Work) -> list[float]:
-    """Seconds of each call in one turn; the first is dropped where there are others."""
-    found: list[float] = []
-    end = time.perf_counter() + TURN_SECONDS
-    while not found or time.perf_counter() < end:
-        began = time.perf_counter()
+def _time_turn(work: Work, clock: Clock) -> list[float]:
+    """Return the seconds of each call in one turn, without the first if there are others."""
+    calls: list[float] = []
+    end = clock() + TURN_SECONDS
+    while not calls or clock() < end:
+        start = clock()
         work()
-        found.append(time.perf_counter() - began)
-    return found[1:] or found
+        calls.append(clock() - start)
+    return calls[1:] or calls
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had so far."""
+    """Return the peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-TOP = 12
-
-
 @dataclass(frozen=True)
 class Operator:
-    """One kind of operation; `ms` is its own time in all of its calls, `share` that of the time of all operators."""
+    """One operator: self time of all its calls, and that as a fraction of the time of all operators."""
 
     name: str
     calls: int
@@ -86,19 +83,20 @@ class Operator:
 
 
 def require_folder(trace: Path) -> None:
-    """A trace needs a folder to lie in; that is known before anything is measured."""
+    """Raise if the folder of a trace does not exist."""
     if not trace.parent.is_dir():
-        raise ConvolveError(f"--profile {trace}: there is no folder {trace.parent}; make it, or choose another")
+        raise ConvolveError(f"--profile {trace}: folder {trace.parent} does not exist; create it or choose another")
 
 
 def profile(work: Callable[[], object], trace: Path) -> list[Operator]:
-    """Do the work once under torch's profiler, write the trace, and give the operators that took longest."""
+    """Run the work under torch's profiler, write a Chrome trace, and return the slowest operators."""
     with torch_profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         work()
     profiler.export_chrome_trace(str(trace))
-    found = profiler.key_averages()
-    whole = sum(one.self_cpu_time_total for one in found) or 1.0
-    longest = sorted(found, key=lambda one: -one.self_cpu_time_total)[:TOP]
+    events = profiler.key_averages()
+    total = sum(event.self_cpu_time_total for event in events) or 1.0
+    slowest = sorted(events, key=lambda event: -event.self_cpu_time_total)[:TOP_OPERATORS]
     return [
-        Operator(one.key, one.count, one.self_cpu_time_total / 1000, one.self_cpu_time_total / whole) for one in longest
+        Operator(event.key, event.count, event.self_cpu_time_total / 1000, event.self_cpu_time_total / total)
+        for event in slowest
     ]

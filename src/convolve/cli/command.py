@@ -9,9 +9,9 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from convolve.config import Config
+from convolve.config import Config, ModelConfig
 from convolve.config.loading import flag_name, resolve
-from convolve.config.model_options import EVERY_MODEL, Family, family_of
+from convolve.config.model_options import COMMON_OPTIONS, FamilyOptions, family_of
 from convolve.config.schema import SECTION_OF, SECTIONS, fields
 from convolve.distributed.launch.local import run_attempts, start_processes
 from convolve.distributed.topology import is_distributed
@@ -74,22 +74,12 @@ def _help(info: FieldInfo) -> str:
     return f"{text} [{default}]" if default and not text.endswith("]") else text
 
 
-def _own_help(family: Family, name: str, info: FieldInfo) -> str:
-    """The help of an option with a family's own default, and the one for small images where that differs."""
-    defaults = [family.defaults[name]]
-    if family.cifar.get(name, defaults[0]) != defaults[0]:
-        defaults.append(family.cifar[name])
-    words = [format_value(value) or "by size" for value in defaults]
-    small = f", {words[1]} on small images" if len(words) > 1 else ""
-    return f"{(info.description or '').replace('%', '%%')} [{words[0]}{small}]"
-
-
-def _help_for(family: Family | None, section: str, name: str, info: FieldInfo) -> str:
-    """What `--help` says about an option; options that the network asked about does not have are left out."""
-    if family is not None and name in family.defaults:
-        return _own_help(family, name, info)
-    foreign = family is not None and section == "model" and name not in EVERY_MODEL
-    return argparse.SUPPRESS if foreign else _help(info)
+def _family_help(family: type[FamilyOptions], name: str, info: FieldInfo) -> str:
+    """Return the help of a family's option with its default, and the one for small images if that differs."""
+    defaults = [getattr(family.read(ModelConfig(), small_images=small), name) for small in (False, True)]
+    usual, small = (format_value(value) or "by size" for value in defaults)
+    text = f"{usual}, {small} on small images" if small != usual else usual
+    return f"{(info.description or '').replace('%', '%%')} [{text}]"
 
 
 def model_in(argv: Sequence[str]) -> str | None:
@@ -102,24 +92,22 @@ def model_in(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _add_family_first(parser: Parser, model: str | None) -> dict[str, argparse._ArgumentGroup]:
-    """A group for the options of the family that is asked about, before all others."""
-    family = None if model is None else family_of(model)
-    if family is None:
-        return {}
-    group = parser.add_argument_group(f"{family.name}: {family.summary}")
-    return dict.fromkeys(family.defaults, group)
-
-
 def add_config_flags(parser: Parser, model: str | None = None) -> None:
-    """Add all options of the schema by section, and `--config`; with a `model`, its family's options come first."""
+    """Add all options of the schema by section, and `--config`.
+
+    With a `model`, the options of its family come first, and those of other families are hidden.
+    """
     parser.add_argument("--config", metavar="NAME", help="named config to start from; list them: `convolve configs`")
     parser.add_argument("--config-path", type=Path, metavar="FILE", help="YAML file with your named configs")
-    first = _add_family_first(parser, model)
-    family = family_of(model) if first and model else None
+    family = family_of(model) if model else None
+    first = parser.add_argument_group(f"{family.family}: {family.sizes}") if family else None
     groups = {name: parser.add_argument_group(name, kind.__doc__) for name, kind in SECTIONS.items()}
     for section, name, info in fields():
-        _add_flag(first.get(name, groups[section]), name, info, _help_for(family, section, name, info))
+        if family and first and name in family.names():
+            _add_flag(first, name, info, _family_help(family, name, info))
+        else:
+            hidden = family and section == "model" and name not in COMMON_OPTIONS
+            _add_flag(groups[section], name, info, argparse.SUPPRESS if hidden else _help(info))
 
 
 def add_section_flags(parser: Parser, section: str) -> None:

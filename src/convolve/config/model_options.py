@@ -1,106 +1,167 @@
-"""What each family of networks can be told, and its own values for what it is not told.
+"""Options of each model family, typed and with the family's defaults. Imports no torch, so help stays fast.
 
-One table serves three ends: the networks read their defaults here, an option that a network does not read is refused
-instead of ignored, and `convolve train --model NAME --help` shows a family's options first. It lives beside the schema,
-without torch, so that help answers at once.
+`ModelConfig` declares range and help of every option, with None for "not given". A class here lists the options that a
+family has. From it, models read typed values, `--model NAME --help` lists a family's options first, and an option that
+the chosen model does not have is rejected instead of ignored.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
-from convolve.config.schema import ModelConfig
+from convolve.config.schema import ModelConfig, NormType
 from convolve.errors import ConfigError
 
-EVERY_MODEL = ("model", "init_path", "variable_filter", "freeze_until")
-_NORM = {"norm_type": "batch", "groups": 32, "bn_decay": 0.9, "norm_epsilon": 1e-5}
-_RESNET = {**_NORM, "last_gamma_zero": True, "stride_in_1x1": False, "stage1_projection": False}
+COMMON_OPTIONS = ("model", "init_path", "variable_filter", "freeze_until")
+Options = TypeVar("Options", bound="FamilyOptions")
 
 
 @dataclass(frozen=True)
-class Family:
-    """Networks that share their options; `defaults` has a value for each option, `cifar` what differs on small images.
+class FamilyOptions:
+    """Options of one family. None means that the size of the model decides.
 
-    `summary` says in a line what sizes there are.
+    `sizes` is a summary of the sizes; `small_image_defaults` are the defaults that differ on small images.
     """
 
-    name: str
-    summary: str
-    defaults: Mapping[str, Any]
-    cifar: Mapping[str, Any] = field(default_factory=dict)
+    family: ClassVar[str]
+    sizes: ClassVar[str]
+    small_image_defaults: ClassVar[Mapping[str, Any]] = {}
 
-    def value(self, options: ModelConfig, option: str, *, cifar: bool = False) -> Any:
-        """What was asked for, or else the family's own value."""
-        given = getattr(options, option)
-        if given is not None:
-            return given
-        return self.cifar.get(option, self.defaults[option]) if cifar else self.defaults[option]
+    @classmethod
+    def read(cls: type[Options], config: ModelConfig, *, small_images: bool = False) -> Options:
+        """Return the options of a config, with the family's defaults for those that were not given."""
+        defaults = dict(cls.small_image_defaults) if small_images else {}
+        explicit = {name: getattr(config, name) for name in cls.names() if getattr(config, name) is not None}
+        return cls(**{**defaults, **explicit})
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the options."""
+        return tuple(field.name for field in fields(cls))
 
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("lenet", "lenet5, lenet-bn, lenet-sigmoid, cnn-wide", {"dropout_rate": None}),
-        Family(
-            "resnet",
-            "ImageNet 10 14 18 26 34 50 101 152; CIFAR 8 14 20 32 44 56 110, bottleneck 11 29 38 47 56 65",
-            {"model_size": "18", **_RESNET},
-            {"model_size": "20", "groups": 16, "last_gamma_zero": False},
-        ),
-        Family(
-            "resnext",
-            "ImageNet 14 26 50 101 152; CIFAR 11 29 38 47 56 65",
-            {"model_size": "14", **_RESNET, "convolution_groups": 32, "group_dim": 4, "widenet": False},
-            {"model_size": "29", "groups": 16, "last_gamma_zero": False},
-        ),
-        Family(
-            "efficientnet",
-            "b0 to b7, and cifar for images of 32 pixels",
-            {
-                "model_size": "b0",
-                **_NORM,
-                "groups": 4,
-                "expand_ratio": 6,
-                "group_dim": 1,
-                "se": True,
-                "depth_divisor": 8,
-                "top_width": 1280,
-                "width_coefficient": None,
-                "depth_coefficient": None,
-                "use_relu": False,
-                "dropout_rate": None,
-                "block_survival_prob": 0.8,
-                "proxy_norm": False,
-                "proxy_epsilon": 0.03,
-            },
-        ),
-        Family(
-            "mobilenet",
-            "v2, v3-small, v3-large",
-            {"model_size": "v2", **_NORM, "groups": 8, "top_width": None, "dropout_rate": 0.2},
-        ),
-        Family("fastnet", "fastnet, for images of 32 pixels", {"bn_decay": 0.6, "norm_epsilon": 1e-5}),
-    )
+@dataclass(frozen=True)
+class LeNetOptions(FamilyOptions):
+    """LeNet and its relatives."""
+
+    family = "lenet"
+    sizes = "lenet5, lenet-bn, lenet-sigmoid, cnn-wide"
+
+    dropout_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class NormOptions(FamilyOptions):
+    """Kind of norm, shared by several families."""
+
+    norm_type: NormType = "batch"
+    groups: int = 32
+
+
+@dataclass(frozen=True)
+class ResNetOptions(NormOptions):
+    """ResNet."""
+
+    family = "resnet"
+    sizes = "ImageNet 10 14 18 26 34 50 101 152; CIFAR 8 14 20 32 44 56 110, bottleneck 11 29 38 47 56 65"
+    small_image_defaults = {"model_size": "20", "groups": 16, "last_gamma_zero": False}
+
+    model_size: str = "18"
+    bn_decay: float = 0.9
+    norm_epsilon: float = 1e-5
+    last_gamma_zero: bool = True
+    stride_in_1x1: bool = False
+    stage1_projection: bool = False
+
+
+@dataclass(frozen=True)
+class ResNeXtOptions(ResNetOptions):
+    """ResNeXt."""
+
+    family = "resnext"
+    sizes = "ImageNet 14 26 50 101 152; CIFAR 11 29 38 47 56 65"
+    small_image_defaults = {"model_size": "29", "groups": 16, "last_gamma_zero": False}
+
+    model_size: str = "14"
+    convolution_groups: int = 32
+    group_dim: int = 4
+    widenet: bool = False
+
+
+@dataclass(frozen=True)
+class EfficientNetOptions(NormOptions):
+    """EfficientNet."""
+
+    family = "efficientnet"
+    sizes = "b0 to b7, and cifar for images of 32 pixels"
+
+    model_size: str = "b0"
+    groups: int = 4
+    bn_decay: float = 0.9
+    norm_epsilon: float | None = None
+    expand_ratio: int = 6
+    group_dim: int = 1
+    se: bool = True
+    depth_divisor: int = 8
+    top_width: int = 1280
+    width_coefficient: float | None = None
+    depth_coefficient: float | None = None
+    use_relu: bool = False
+    dropout_rate: float | None = None
+    block_survival_prob: float = 0.8
+    proxy_norm: bool = False
+    proxy_epsilon: float = 0.03
+
+
+@dataclass(frozen=True)
+class MobileNetOptions(NormOptions):
+    """MobileNet."""
+
+    family = "mobilenet"
+    sizes = "v2, v3-small, v3-large"
+
+    model_size: str = "v2"
+    groups: int = 8
+    bn_decay: float | None = None
+    norm_epsilon: float | None = None
+    top_width: int | None = None
+    dropout_rate: float = 0.2
+
+
+@dataclass(frozen=True)
+class FastNetOptions(FamilyOptions):
+    """Fastnet."""
+
+    family = "fastnet"
+    sizes = "fastnet, for images of 32 pixels"
+
+    bn_decay: float = 0.6
+    norm_epsilon: float = 1e-5
+
+
+FAMILIES: dict[str, type[FamilyOptions]] = {
+    kind.family: kind
+    for kind in (LeNetOptions, ResNetOptions, ResNeXtOptions, EfficientNetOptions, MobileNetOptions, FastNetOptions)
 }
 
 
-def family_of(model: str) -> Family | None:
-    """The family that a network's name belongs to; None for networks of other packages."""
+def family_of(model: str) -> type[FamilyOptions] | None:
+    """Return the options of the family of a model; None for models of other packages."""
     if model == "cnn-wide":
-        return FAMILIES["lenet"]
-    return next((family for name, family in FAMILIES.items() if model.startswith(name)), None)
+        return LeNetOptions
+    return next((options for name, options in FAMILIES.items() if model.startswith(name)), None)
 
 
-def reject_foreign_options(options: ModelConfig) -> None:
-    """An option that the chosen network never reads is a mistake, not a wish."""
-    family = family_of(options.model)
+def reject_foreign_options(config: ModelConfig) -> None:
+    """Raise if an option was given that the model does not have."""
+    family = family_of(config.model)
     if family is None:
         return
-    for name, info in ModelConfig.model_fields.items():
-        if name in EVERY_MODEL or name in family.defaults or getattr(options, name) == info.get_default():
+    for name in ModelConfig.model_fields:
+        value = getattr(config, name)
+        if name in COMMON_OPTIONS or name in family.names() or value is None:
             continue
-        readers = [other.name for other in FAMILIES.values() if name in other.defaults]
+        owners = ", ".join(other.family for other in FAMILIES.values() if name in other.names())
         raise ConfigError(
-            f"{name.replace('_', '-')}={getattr(options, name)} with model={options.model}: this network does not have "
-            f"it ({', '.join(readers)} {'does' if len(readers) == 1 else 'do'}); leave it out"
+            f"--{name.replace('_', '-')} {value}: {config.model} has no such option, only {owners}; omit it"
         )

@@ -15,15 +15,17 @@ from pydantic.fields import FieldInfo
 from convolve.config.section import Section
 from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig
 
+NormType = Literal["batch", "group", "layer", "none"]
+
 
 class ModelConfig(Section):
-    """The model."""
+    """The model. Options of some families only default to None: the family decides (model_options.py)."""
 
     model: str = Field("lenet5", description="model to train; list them: `convolve describe`")
     model_size: str | None = Field(
         None, coerce_numbers_to_str=True, description="size within a family, such as 50 with --model resnet"
     )
-    norm_type: Literal["batch", "group", "layer", "none"] | None = Field(None, description="kind of normalization")
+    norm_type: NormType | None = Field(None, description="kind of normalization")
     groups: int | None = Field(None, ge=1, description="groups of group norm")
     bn_decay: float | None = Field(
         None, ge=0, lt=1, description="fraction of the running batch-norm statistics kept per pass"

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from convolve.config.model_options import FAMILIES
+from convolve.config.model_options import EfficientNetOptions
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
@@ -25,7 +25,6 @@ from convolve.layers.norm import NormFactory
 from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
-FAMILY = FAMILIES["efficientnet"]
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _count_groups(channels: int, group_dim: int) -> int:
 
 def read_size(options: ModelConfig) -> str:
     """The size that options mean; `4`, `B4` and `b4` are the same."""
-    size = str(options.model_size or FAMILY.defaults["model_size"]).lower()
+    size = EfficientNetOptions.read(options).model_size.lower()
     size = f"b{size}" if size.isdigit() else size
     if size not in SIZES:
         raise ConfigError(
@@ -157,9 +156,9 @@ def read_size(options: ModelConfig) -> str:
 
 def _assemble(name: str, order: BuildArgs) -> Blocks:
     size = SIZES[name]
-    value = partial(FAMILY.value, order.options)
-    width = partial(_width, value("width_coefficient") or size.width, value("depth_divisor"))
-    style = _style(size, order)
+    options = EfficientNetOptions.read(order.options)
+    width = partial(_width, options.width_coefficient or size.width, options.depth_divisor)
+    style = _style(size, options)
     blocks: Blocks = {
         "features/0": conv_norm(
             (order.input_shape[0], width(STEM)),
@@ -169,35 +168,34 @@ def _assemble(name: str, order: BuildArgs) -> Blocks:
             activation=style.activation,
         )
     }
-    depth = value("depth_coefficient") or size.depth
+    depth = options.depth_coefficient or size.depth
     inputs = width(STEM)
-    for name, position in _positions(size, depth, width, value("block_survival_prob")):
+    for name, position in _positions(size, depth, width, options.block_survival_prob):
         blocks[name] = MBConv(position, style, order)
         inputs = position.outputs
-    return {**blocks, **_head(size, inputs, value, width, style, order)}
+    return {**blocks, **_head(size, inputs, width, style, order)}
 
 
 def _width(coefficient: float, divisor: int, width: int) -> int:
     return round_width(width * coefficient, divisor)
 
 
-def _style(size: Size, order: BuildArgs) -> BlockStyle:
-    value = partial(FAMILY.value, order.options)
-    if value("proxy_norm") and value("norm_type") not in ("group", "layer"):
+def _style(size: Size, options: EfficientNetOptions) -> BlockStyle:
+    if options.proxy_norm and options.norm_type not in ("group", "layer"):
         raise ConfigError(
-            f"proxy-norm with norm-type={value('norm_type')}: it completes norms that ignore the batch; "
+            f"--proxy-norm with --norm-type {options.norm_type}: needs a norm that ignores the batch; "
             "set --norm-type group or layer"
         )
     norms = NormFactory(
-        value("norm_type"),
-        value("groups"),
-        order.options.norm_epsilon or size.epsilon,
-        value("bn_decay"),
+        options.norm_type,
+        options.groups,
+        options.norm_epsilon or size.epsilon,
+        options.bn_decay,
         clip=True,
-        proxy_epsilon=value("proxy_epsilon") if value("proxy_norm") else None,
+        proxy_epsilon=options.proxy_epsilon if options.proxy_norm else None,
     )
-    activation: Activation = partial(nn.ReLU if value("use_relu") else nn.SiLU)
-    return BlockStyle(norms, activation, value("expand_ratio"), value("group_dim"), value("se"))
+    activation: Activation = partial(nn.ReLU if options.use_relu else nn.SiLU)
+    return BlockStyle(norms, activation, options.expand_ratio, options.group_dim, options.se)
 
 
 def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tuple[str, BlockPosition]]:
@@ -215,17 +213,18 @@ def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tu
     return found
 
 
-def _head(size: Size, inputs: int, value: Any, width: Any, style: BlockStyle, order: BuildArgs) -> Blocks:
+def _head(size: Size, inputs: int, width: Any, style: BlockStyle, order: BuildArgs) -> Blocks:
+    options = EfficientNetOptions.read(order.options)
     blocks: Blocks = {}
-    if value("top_width"):
-        outputs = width(value("top_width"))
+    if options.top_width:
+        outputs = width(options.top_width)
         blocks[f"features/{len(GROUPS) + 1}"] = conv_norm(
             (inputs, outputs), 1, style.norms, activation=style.activation
         )
         inputs = outputs
     blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flatten"] = nn.Flatten()
-    rate = size.dropout if order.options.dropout_rate is None else order.options.dropout_rate
+    rate = size.dropout if options.dropout_rate is None else options.dropout_rate
     if rate > 0:
         blocks["classifier/0"] = KeyedDropout(rate, "classifier/0")
     blocks["classifier/1"] = nn.Linear(inputs, order.classes)
@@ -253,7 +252,7 @@ MODELS = {
     "efficientnet": ModelSpec(
         lambda order: _assemble(read_size(order.options), order),
         INIT_RULE,
-        f"EfficientNet of --model-size: {FAMILY.summary}",
+        f"EfficientNet of --model-size: {EfficientNetOptions.sizes}",
         input_shape=(3, 224, 224),
         classes=1000,
         resolve=lambda options: f"efficientnet-{read_size(options)}",

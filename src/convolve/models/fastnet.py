@@ -12,13 +12,12 @@ of standard deviation 1, and logits are divided by its width.
 import torch
 from torch import Generator, Tensor, nn
 
-from convolve.config.model_options import FAMILIES
+from convolve.config.model_options import FastNetOptions
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.init import PerLayerInit, fan_in_uniform, unit_uniform, zeros
 from convolve.models.spec import BuildArgs, ModelSpec
 
-FAMILY = FAMILIES["fastnet"]
 WIDTHS = (64, 256, 256)
 WHITENED_IMAGES = 5000
 EPSILON = 5e-4
@@ -82,12 +81,12 @@ def assemble(order: BuildArgs) -> dict[str, nn.Module]:
         raise ConfigError(
             f"model {order.name}: {height}x{width} images are too small; use at least {MIN_SIDE}x{MIN_SIDE}"
         )
-    epsilon, decay = (FAMILY.value(order.options, name) for name in ("norm_epsilon", "bn_decay"))
+    options = FastNetOptions.read(order.options)
     whitening = Whitening(channels)
     blocks: dict[str, nn.Module] = {"whiten": whitening, "act": nn.GELU()}
     inputs = whitening.out_channels
     for number, outputs in enumerate(WIDTHS, start=1):
-        blocks[f"pair{number}"] = ConvPair(inputs, outputs, epsilon, decay)
+        blocks[f"pair{number}"] = ConvPair(inputs, outputs, options.norm_epsilon, options.bn_decay)
         inputs = outputs
     blocks["pool"] = nn.AdaptiveMaxPool2d(1)
     blocks["flatten"] = nn.Flatten()

@@ -16,6 +16,7 @@ from math import prod
 
 from torch import nn
 
+from convolve.config.model_options import LeNetOptions
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.dropout import KeyedDropout
@@ -62,7 +63,8 @@ class LeNetLayout:
             blocks[f"fc{number}"] = nn.Linear(size, width)
             blocks[f"act{number + 2}"] = self.activation()
             size = width
-        rate = self.dropout_rate if order.options.dropout_rate is None else order.options.dropout_rate
+        dropout_rate = LeNetOptions.read(order.options).dropout_rate
+        rate = self.dropout_rate if dropout_rate is None else dropout_rate
         if rate > 0:
             blocks["dropout"] = KeyedDropout(rate, "dropout")
         blocks[f"fc{len(self.hidden) + 1}"] = nn.Linear(size, order.classes)

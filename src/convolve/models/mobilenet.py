@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Generator, Tensor, nn
 
-from convolve.config.model_options import FAMILIES
+from convolve.config.model_options import MobileNetOptions
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
@@ -20,7 +20,6 @@ from convolve.layers.norm import NormFactory
 from convolve.models.spec import BuildArgs, ModelSpec
 
 Blocks = dict[str, nn.Module]
-FAMILY = FAMILIES["mobilenet"]
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,10 @@ class GatedResidual(_Skipping):
 
 
 def _norms(order: BuildArgs, epsilon: float, decay: float) -> NormFactory:
-    value, options = partial(FAMILY.value, order.options), order.options
+    options = MobileNetOptions.read(order.options)
     return NormFactory(
-        value("norm_type"),
-        value("groups"),
+        options.norm_type,
+        options.groups,
         options.norm_epsilon or epsilon,
         decay if options.bn_decay is None else options.bn_decay,
         clip=True,
@@ -136,7 +135,7 @@ def _norms(order: BuildArgs, epsilon: float, decay: float) -> NormFactory:
 
 
 def _dropout(order: BuildArgs, place: str) -> nn.Module:
-    return KeyedDropout(FAMILY.value(order.options, "dropout_rate"), place)
+    return KeyedDropout(MobileNetOptions.read(order.options).dropout_rate, place)
 
 
 def _assemble_v2(order: BuildArgs) -> Blocks:
@@ -165,7 +164,7 @@ def _assemble_v3(rows: tuple[BlockRow, ...], top: int, order: BuildArgs) -> Bloc
         blocks[f"features/{len(blocks)}"] = GatedResidual(inputs, row, norms)
         inputs = row.outputs
     blocks[f"features/{len(blocks)}"] = conv_norm((inputs, 6 * inputs), 1, norms, activation=nn.Hardswish)
-    top = order.options.top_width or top
+    top = MobileNetOptions.read(order.options).top_width or top
     blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flatten"] = nn.Flatten()
     blocks["classifier/0"] = nn.Linear(6 * inputs, top)
@@ -189,7 +188,7 @@ def small_normal(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
 
 def read_size(options: ModelConfig) -> str:
     """The size that options mean."""
-    size = str(options.model_size or FAMILY.defaults["model_size"]).lower()
+    size = MobileNetOptions.read(options).model_size.lower()
     if size not in ASSEMBLIES:
         raise ConfigError(
             f"model-size={options.model_size} with model=mobilenet: known sizes are {', '.join(ASSEMBLIES)}"
@@ -203,7 +202,7 @@ MODELS = {
     "mobilenet": ModelSpec(
         lambda order: ASSEMBLIES[read_size(order.options)](order),
         INIT_RULE,
-        f"MobileNet of --model-size: {FAMILY.summary}",
+        f"MobileNet of --model-size: {MobileNetOptions.sizes}",
         input_shape=(3, 224, 224),
         classes=1000,
         resolve=lambda options: f"mobilenet-{read_size(options)}",

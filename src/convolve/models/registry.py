@@ -105,7 +105,7 @@ def _suggest_instead(name: str) -> str:
 
 def _family(name: str) -> str:
     family = family_of(name)
-    return name if family is None else family.name
+    return name if family is None else family.family
 
 
 def _owners(name: str, entries: list[EntryPoint]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from convolve.config.model_options import FAMILIES, Family
+from convolve.config.model_options import ResNetOptions, ResNeXtOptions
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import PaddedShortcut
@@ -177,33 +177,25 @@ def _assemble(plan: ResNetLayout, order: BuildArgs, style: BlockStyle, stage1_pr
     return blocks
 
 
-def read_norms(family: Family, order: BuildArgs, *, cifar: bool = False, **fixed: Any) -> NormFactory:
-    """The norms that an order asks for."""
-    value = partial(family.value, order.options, cifar=cifar)
-    return NormFactory(value("norm_type"), value("groups"), value("norm_epsilon"), value("bn_decay"), **fixed)
-
-
-def _build(plan: ResNetLayout, family: Family, order: BuildArgs, fixed: dict[str, int] | None = None) -> Blocks:
-    value = partial(family.value, order.options, cifar=plan.small)
-    grouped = family.name == "resnext"
-    if grouped and plan.small and value("widenet"):
-        plan = replace(plan, width=plan.width * 4)
-    groups, group_dim = _grouping(value, fixed or {}) if grouped else (1, plan.width)
+def _build(
+    plan: ResNetLayout, family: type[ResNetOptions], order: BuildArgs, fixed: dict[str, Any] | None = None
+) -> Blocks:
+    options = replace(family.read(order.options, small_images=plan.small), **(fixed or {}))
+    groups, group_dim = 1, plan.width
+    if isinstance(options, ResNeXtOptions):
+        groups, group_dim = options.convolution_groups, options.group_dim
+        if plan.small and options.widenet:
+            plan = replace(plan, width=plan.width * 4)
     style = BlockStyle(
-        norms=read_norms(family, order, cifar=plan.small),
+        norms=NormFactory(options.norm_type, options.groups, options.norm_epsilon, options.bn_decay),
         bottleneck=plan.bottleneck,
         padded_shortcuts=plan.small and not plan.bottleneck,
-        stride_in_1x1=value("stride_in_1x1"),
-        last_gamma_zero=value("last_gamma_zero"),
+        stride_in_1x1=options.stride_in_1x1,
+        last_gamma_zero=options.last_gamma_zero,
         groups=groups,
         widening=groups * group_dim / plan.width,
     )
-    return _assemble(plan, order, style, value("stage1_projection"))
-
-
-def _grouping(value: Callable[[str], Any], fixed: dict[str, int]) -> tuple[int, int]:
-    groups, dim = (fixed.get(name, value(name)) for name in ("convolution_groups", "group_dim"))
-    return groups, dim
+    return _assemble(plan, order, style, options.stage1_projection)
 
 
 def _known_size(tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], options: ModelConfig) -> None:
@@ -221,13 +213,13 @@ def _list(sizes: dict[str, ResNetLayout]) -> str:
 
 
 def _choose(
-    family: Family, tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], order: BuildArgs
+    family: type[ResNetOptions], tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], order: BuildArgs
 ) -> Blocks:
     """The network of a family that `model-size` and the image size mean."""
     imagenet, cifar = tables
     small = max(order.input_shape[1:]) <= SMALL_SIDE
     sizes = cifar if small else imagenet
-    size = family.value(order.options, "model_size", cifar=small)
+    size = family.read(order.options, small_images=small).model_size
     if size not in sizes:
         height, width = order.input_shape[1:]
         raise ConfigError(
@@ -239,10 +231,11 @@ def _choose(
 INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
 IMAGENET_SHAPE = (3, 224, 224)
 CIFAR_SHAPE = (3, 32, 32)
-_RESNET, _RESNEXT = FAMILIES["resnet"], FAMILIES["resnext"]
 
 
-def _named(plan: ResNetLayout, family: Family, summary: str, fixed: dict[str, int] | None = None) -> ModelSpec:
+def _named(
+    plan: ResNetLayout, family: type[ResNetOptions], summary: str, fixed: dict[str, Any] | None = None
+) -> ModelSpec:
     shape, classes = (CIFAR_SHAPE, 10) if plan.small else (IMAGENET_SHAPE, 1000)
     return ModelSpec(
         lambda order: _build(plan, family, order, fixed),
@@ -264,25 +257,27 @@ def _kind(plan: ResNetLayout) -> str:
 
 MODELS = {
     "resnet": ModelSpec(
-        partial(_choose, _RESNET, (IMAGENET, CIFAR)),
+        partial(_choose, ResNetOptions, (IMAGENET, CIFAR)),
         INIT_RULE,
-        f"ResNet of --model-size: {_RESNET.summary}",
+        f"ResNet of --model-size: {ResNetOptions.sizes}",
         input_shape=IMAGENET_SHAPE,
         classes=1000,
         resolve=partial(_known_size, (IMAGENET, CIFAR)),
     ),
     "resnext": ModelSpec(
-        partial(_choose, _RESNEXT, (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
+        partial(_choose, ResNeXtOptions, (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
         INIT_RULE,
-        f"ResNeXt of --model-size: {_RESNEXT.summary}",
+        f"ResNeXt of --model-size: {ResNeXtOptions.sizes}",
         input_shape=IMAGENET_SHAPE,
         classes=1000,
         resolve=partial(_known_size, (_bottlenecks(IMAGENET), BOTTLENECK_CIFAR)),
     ),
-    **{f"resnet{size}": _named(plan, _RESNET, f"ResNet-{size}, {_kind(plan)}") for size, plan in IMAGENET.items()},
+    **{
+        f"resnet{size}": _named(plan, ResNetOptions, f"ResNet-{size}, {_kind(plan)}") for size, plan in IMAGENET.items()
+    },
     **{
         f"resnet{size}{'b' if plan.bottleneck and size in BASIC_CIFAR else ''}-cifar": _named(
-            plan, _RESNET, f"ResNet-{size} for small images, {_kind(plan)}"
+            plan, ResNetOptions, f"ResNet-{size} for small images, {_kind(plan)}"
         )
         for table in (BASIC_CIFAR, BOTTLENECK_CIFAR)
         for size, plan in table.items()
@@ -290,14 +285,14 @@ MODELS = {
     **{
         f"resnext{size}-{groups}x{dim}d": _named(
             IMAGENET[size],
-            _RESNEXT,
+            ResNeXtOptions,
             f"ResNeXt-{size}, {groups} groups of {dim} channels",
             {"convolution_groups": groups, "group_dim": dim},
         )
         for size, groups, dim in (("50", 32, 4), ("101", 32, 4), ("101", 32, 8))
     },
     **{
-        f"resnext{size}-cifar": _named(plan, _RESNEXT, f"ResNeXt-{size} for small images")
+        f"resnext{size}-cifar": _named(plan, ResNeXtOptions, f"ResNeXt-{size} for small images")
         for size, plan in BOTTLENECK_CIFAR.items()
     },
 }

@@ -1,6 +1,4 @@
-"""Times that are compared are measured in turns, without the first, and summed up by their definitions."""
-
-import time
+"""Timing in alternating turns, without the first calls, on a clock that only the measured work moves."""
 
 import numpy as np
 import pytest
@@ -8,35 +6,56 @@ import pytest
 from convolve.bench.timer import MIN_TURNS, TURN_SECONDS, Times, peak_rss_bytes, time_alternating
 
 
+class FakeClock:
+    """Clock that advances when work is done."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = []
+
+    def __call__(self):
+        return self.now
+
+    def work(self, name, *seconds):
+        """Work that takes these seconds, and the last of them in all further calls."""
+        rest = list(seconds)
+
+        def run():
+            self.calls.append(name)
+            self.now += rest.pop(0) if len(rest) > 1 else rest[0]
+
+        return run
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
 def test_figures_are_those_of_their_definitions():
     times = Times(np.arange(1.0, 1002.0), first_excluded=True)
     assert times.mean == pytest.approx(501)
-    assert [times.quantile(share) for share in (0.5, 0.99, 0.999)] == pytest.approx([501, 991, 1000])
+    assert [times.quantile(fraction) for fraction in (0.5, 0.99, 0.999)] == pytest.approx([501, 991, 1000])
 
 
-def test_variants_take_turns_and_the_first_call_is_dropped():
-    order = []
-    works = {name: (lambda name=name: (order.append(name), time.sleep(0.01))) for name in "ab"}
-    found = time_alternating(works, seconds=4 * TURN_SECONDS)
-    changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
-    assert order[:2] == ["a", "b"] and changes >= 2 * MIN_TURNS
-    turns = (changes - 1) // 2 + 1
-    for name, times in found.items():
-        assert times.first_excluded
-        assert len(times.milliseconds) <= order.count(name) - turns, "one call of each turn is not counted"
-        assert times.quantile(0.5) == pytest.approx(10, rel=0.5)
+def test_variants_take_turns_and_the_first_call_is_dropped(clock):
+    works = {name: clock.work(name, 0.015) for name in "ab"}
+    times = time_alternating(works, seconds=4 * TURN_SECONDS, clock=clock)
+    turn_calls, turns = 4, 4  # 4 calls of 15 ms fill a turn of 50 ms; 4 turns of 60 ms fill 200 ms of each
+    assert clock.calls == [*"ab", *(("a" * turn_calls + "b" * turn_calls) * turns)]
+    for measured in times.values():
+        assert measured.first_excluded
+        assert measured.milliseconds == pytest.approx([15] * (turn_calls - 1) * turns)
 
 
-def test_work_that_is_slower_than_a_turn_is_counted_whole():
-    calls = []
-    found = time_alternating({"slow": lambda: (calls.append(0), time.sleep(1.2 * TURN_SECONDS))}, seconds=0.01)
-    assert len(calls) == 1 + MIN_TURNS == 1 + len(found["slow"].milliseconds)
+def test_work_that_is_slower_than_a_turn_is_counted_whole(clock):
+    times = time_alternating({"slow": clock.work("slow", 1.2 * TURN_SECONDS)}, seconds=0.01, clock=clock)
+    assert len(clock.calls) == 1 + MIN_TURNS == 1 + len(times["slow"].milliseconds)
 
 
-def test_a_first_call_with_one_time_costs_does_not_count():
-    waits = iter([0.3])
-    found = time_alternating({"cold": lambda: time.sleep(next(waits, 0.001))}, seconds=0.1)
-    assert found["cold"].milliseconds.max() < 200
+def test_a_first_call_with_one_time_costs_is_not_counted(clock):
+    times = time_alternating({"cold": clock.work("cold", 300.0, 0.001)}, seconds=0.1, clock=clock)
+    assert times["cold"].milliseconds == pytest.approx(1)
 
 
 def test_the_peak_of_memory_is_seen():

@@ -158,7 +158,7 @@ def test_a_profile_is_a_chrome_trace_and_names_operators(capsys, tmp_path):
 
 def test_a_profile_in_a_folder_that_is_not_there_is_refused_before_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "measure_matmul", lambda: pytest.fail("it measured"))
-    with pytest.raises(ConvolveError, match=r"there is no folder"):
+    with pytest.raises(ConvolveError, match="does not exist; create it"):
         train.bench_train(digits(), SilentConsole(), FEW, tmp_path / "absent" / "trace.json")
 
 

@@ -138,13 +138,17 @@ def test_names_of_other_libraries_are_understood():
         ("resnet", {"model_size": "50"}, "images of 32x32: known sizes are 8, 11, 14, 20"),
         ("efficientnet", {"model_size": "b9"}, "known sizes are cifar, b0, b1"),
         ("mobilenet", {"model_size": "v4"}, "known sizes are v2, v3-small, v3-large"),
+        ("resnet50", {"model_size": "18"}, "the name says it already; leave it out, or use the family's name, resnet"),
         (
-            "resnet50",
-            {"model_size": "18"},
-            "--model-size 18: model resnet50 fixes this option; omit it, or use --model resnet",
+            "resnet20-cifar",
+            {"expand_ratio": 4},
+            "--expand-ratio 4: resnet20-cifar has no such option, only efficientnet; omit it",
         ),
-        ("resnet20-cifar", {"expand_ratio": 4}, "expand-ratio=4 with model=resnet20-cifar: this network does not have"),
-        ("lenet5", {"norm_type": "group"}, "norm-type=group with model=lenet5: this network does not have it"),
+        (
+            "lenet5",
+            {"norm_type": "group"},
+            "--norm-type group: lenet5 has no such option, only resnet, resnext, efficientnet, mobilenet",
+        ),
         (
             "resnet20-cifar",
             {"norm_type": "group", "groups": 12},
@@ -152,7 +156,7 @@ def test_names_of_other_libraries_are_understood():
         ),
         ("resnext29-cifar", {"convolution_groups": 24, "group_dim": 3, "widenet": False}, None),
         ("resnext29-cifar", {"convolution_groups": 7, "group_dim": 4}, None),
-        ("efficientnet-cifar", {"proxy_norm": True}, "proxy-norm with norm-type=batch"),
+        ("efficientnet-cifar", {"proxy_norm": True}, "--proxy-norm with --norm-type batch"),
     ],
 )
 def test_a_wrong_size_or_option_is_one_clear_line(name, options, message):
@@ -282,7 +286,7 @@ def test_fastnet_convolutions_begin_as_partial_identities():
 
 
 def test_every_option_of_the_schema_belongs_to_a_family():
-    readers = {option for family in FAMILIES.values() for option in family.defaults}
+    readers = {option for family in FAMILIES.values() for option in family.names()}
     assert set(ModelConfig.model_fields) - readers == {"model", "init_path", "variable_filter", "freeze_until"}
 
 

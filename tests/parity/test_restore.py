@@ -60,7 +60,7 @@ def test_a_finished_run_can_be_extended(train_digits):
 
 def test_a_new_length_is_checked_by_every_rule(train_digits):
     report = train_digits("run", epochs=2, warmup_epochs=1, batch_size=100)
-    with pytest.raises(ConfigError, match="the warm-up must end before the run does"):
+    with pytest.raises(ConfigError, match="the warm-up must end before the run"):
         session.resume(report.run_dir, SilentConsole(), session.Changes(epochs=1))
 
 

@@ -1,9 +1,7 @@
-"""What a comparison of number formats comes to, in one sentence.
+"""Agreement of tensors in two number formats, and the conclusion of a comparison in one sentence.
 
-How far two computations agree: direction, size of the difference, and how much of an update was rounded away.
-
-With a the reference and b the other: cosine = a.b / |a||b|, relative error = |a - b| / |a|, and the share of the update
-that was lost is 1 - a.b / a.a. Stochastic rounding moves few weights, each too far: on the whole it loses nothing.
+With a the reference and b the other: cosine = a.b / |a||b|, relative error = |a - b| / |a|, and the lost fraction of an
+update is 1 - a.b / a.a. Stochastic rounding moves few weights, each too far: on average it loses nothing.
 """
 
 import math
@@ -18,7 +16,7 @@ MIN_PROGRESS = 0.75
 
 
 class PolicyOutcome(Protocol):
-    """What is known about one policy."""
+    """Results of one policy."""
 
     name: str
     policy: str
@@ -29,22 +27,22 @@ class PolicyOutcome(Protocol):
 
     @property
     def accuracy(self) -> float | None:
-        """The mean accuracy."""
+        """Mean over seeds."""
 
     @property
     def lost_updates(self) -> float:
-        """Share of weight updates that were rounded away."""
+        """Fraction of the weight updates that was rounded away."""
 
 
 def conclude(candidates: Sequence[PolicyOutcome], points: float) -> str:
-    """One sentence: a clause for each policy against the first."""
+    """Return one sentence with a clause for each policy against the first."""
     reference, *others = candidates
     return "; ".join(_clause(other, reference, points) for other in others) + "."
 
 
 def _clause(one: PolicyOutcome, reference: PolicyOutcome, points: float) -> str:
     if one.failure is not None:
-        return f"{one.name} fails ({one.failure.partition(';')[0]})"
+        return f"{one.name} fails ({one.failure})"
     progress = _progress(one, reference)
     if one.lost_updates > MAX_LOST_FRACTION and progress is not None and progress < MIN_PROGRESS:
         return (
@@ -72,7 +70,7 @@ def _loss_note(one: PolicyOutcome) -> str:
 
 
 def _progress(one: PolicyOutcome, reference: PolicyOutcome) -> float | None:
-    """The fall of the loss as a share of the reference's."""
+    """Return the decrease of the loss as a fraction of the reference's."""
     if len(one.curve) < 2 or len(reference.curve) < 2:
         return None
     start = reference.curve[0][1]
@@ -86,7 +84,7 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True)
 class Agreement:
-    """One tensor of two computations; `energy` is the reference's squared length."""
+    """Agreement of one tensor with its reference; `energy` is the reference's squared norm."""
 
     cosine: float
     relative_error: float
@@ -107,7 +105,7 @@ def compare(reference: Tensor, other: Tensor) -> Agreement:
 
 
 def interval_95(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % confidence interval of a mean; None for fewer than two values."""
+    """Return half the width of the 95 % confidence interval of a mean; None for fewer than two values."""
     count = len(values)
     if count < 2:
         return None

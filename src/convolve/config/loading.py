@@ -1,14 +1,11 @@
-"""From names to a complete config: shipped files, the user's own file, `base:` inheritance, the command line on top.
+"""Named configs: read them from strict YAML, resolve `base:`, and add the options of the command line.
 
 Layers, lowest first: defaults of the schema, each `base:` from the root down, the named config, the command line. A
-later layer replaces single values. Knobs that exclude each other (`epochs` and `iterations`) do so across layers too:
-naming one unsets the other below it.
+later layer replaces single values. Options that exclude each other (`epochs` and `iterations`) do so across layers too:
+setting one unsets the other in the layers below.
 
-YAML as convolve accepts it: plain data, each key once, no aliases, no large files.
-
-A config file may come from a stranger. The safe loader builds plain types only; duplicate keys are refused because one
-of two values would be lost silently; aliases are refused because a few lines of them can expand to gigabytes, and
-`base:` does what they would be used for.
+Config files are not trusted. The safe loader builds plain types only. Duplicate keys are rejected because one of the
+values would be lost silently. Aliases are rejected because a few lines of them can expand to gigabytes; use `base:`.
 """
 
 from collections.abc import Mapping
@@ -22,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from convolve.config.rules import check
-from convolve.config.schema import SECTION_OF, SECTIONS, Config, fields
+from convolve.config.schema import SECTION_OF, SECTIONS, Config
 from convolve.config.spelling import canonical
 from convolve.errors import ConfigError, suggest
 
@@ -52,7 +49,7 @@ class NamedConfig:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A complete config and, for each knob, where its value comes from."""
+    """A complete config, and the origin of the value of each option."""
 
     config: Config
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -65,22 +62,22 @@ def field_name(key: str) -> str:
 
 
 def flag_name(name: str) -> str:
-    """How a knob is written on the command line and in messages."""
+    """Return an option as written on the command line, without `--`."""
     return name.replace("_", "-")
 
 
 def _entry(name: str, body: Any, origin: str) -> NamedConfig:
     if not isinstance(body, dict):
-        raise ConfigError(f"{origin}, {name}: a named config is a list of `option: value` lines")
+        raise ConfigError(f"{origin}, {name}: expected `option: value` lines")
     about = {key: body[key] for key in _METADATA_KEYS if key in body}
     values = {field_name(str(key)): value for key, value in body.items() if key not in _METADATA_KEYS}
     for key in values:
         _require_known(key, f"{origin}, {name}")
     base, also = about.get("base"), about.get("also", [])
     if not isinstance(base, str | None):
-        raise ConfigError(f"{origin}, {name}: base={base}: must be the name of a config")
+        raise ConfigError(f"{origin}, {name}: `base: {base}`: must be the name of a config")
     if not isinstance(also, list):
-        raise ConfigError(f"{origin}, {name}: also={also}: must be a list of names, as in [one, other]")
+        raise ConfigError(f"{origin}, {name}: `also: {also}`: must be a list of names, such as [one, other]")
     return NamedConfig(name, origin, values, base, str(about.get("summary", "")), tuple(str(item) for item in also))
 
 
@@ -92,7 +89,7 @@ def _require_known(key: str, origin: str) -> None:
 
 @cache
 def shipped() -> dict[str, NamedConfig]:
-    """The configs that come with convolve, by name, in the order of their files."""
+    """Return the built-in configs by name, in the order of their files."""
     folder = resources.files("convolve.config").joinpath("configs")
     entries: dict[str, NamedConfig] = {}
     for file in sorted(folder.iterdir(), key=lambda item: item.name):
@@ -103,28 +100,28 @@ def shipped() -> dict[str, NamedConfig]:
 
 
 def load_entries(path: Path | None) -> dict[str, NamedConfig]:
-    """The shipped configs, and the user's own on top."""
-    own = {} if path is None else {name: _entry(name, body, str(path)) for name, body in read_yaml(path).items()}
-    return {**shipped(), **own}
+    """Return the built-in configs and those of a file, which take precedence."""
+    entries = {} if path is None else read_yaml(path)
+    return {**shipped(), **{name: _entry(name, body, str(path)) for name, body in entries.items()}}
 
 
 def find_config(name: str, entries: Mapping[str, NamedConfig]) -> NamedConfig:
-    """A config by its name or by a name that an original system had for it."""
+    """Return a config by its name or by its name in an original system."""
     for entry in entries.values():
         if name == entry.name or name in entry.also:
             return entry
-    raise ConfigError(f"config '{name}' is not known; {suggest(name, entries)}")
+    raise ConfigError(f"unknown config '{name}'; {suggest(name, entries)}")
 
 
 def _lineage(entry: NamedConfig, entries: Mapping[str, NamedConfig]) -> list[NamedConfig]:
-    """The entry and its bases, root first."""
-    line = [entry]
-    while line[0].base is not None:
-        base = find_config(line[0].base, entries)
-        if base in line:
-            raise ConfigError(f"{entry.origin}, {entry.name}: `base:` leads back to '{base.name}'; break the circle")
-        line.insert(0, base)
-    return line
+    """Return the entry and its bases, root first."""
+    lineage = [entry]
+    while lineage[0].base is not None:
+        base = find_config(lineage[0].base, entries)
+        if base in lineage:
+            raise ConfigError(f"{entry.origin}, {entry.name}: `base:` leads back to '{base.name}'; remove the cycle")
+        lineage.insert(0, base)
+    return lineage
 
 
 def _merge(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -133,11 +130,10 @@ def _merge(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any],
     for origin, layer in layers:
         for one, other in EXCLUSIVE:
             if layer.get(one) is not None and layer.get(other) is not None:
-                raise ConfigError(
-                    f"{flag_name(one)}={layer[one]} and {flag_name(other)}={layer[other]} ({origin}): give one of them"
-                )
-            for given, dropped in ((one, other), (other, one)):
-                if layer.get(given) is not None:
+                both = f"--{flag_name(one)} {layer[one]} with --{flag_name(other)} {layer[other]}"
+                raise ConfigError(f"{both} ({origin}): exclude each other; omit one")
+            for option, dropped in ((one, other), (other, one)):
+                if layer.get(option) is not None:
                     values.pop(dropped, None)
                     origins.pop(dropped, None)
         values.update(layer)
@@ -146,7 +142,7 @@ def _merge(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any],
 
 
 def resolve(name: str | None, path: Path | None = None, given: Mapping[str, Any] | None = None) -> Resolved:
-    """The complete, checked config for a name (or none) with the given options on top."""
+    """Return the checked config of a name (or none) with these options on top."""
     entries = load_entries(path)
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if name is not None:
@@ -156,11 +152,11 @@ def resolve(name: str | None, path: Path | None = None, given: Mapping[str, Any]
     layers.append((COMMAND_LINE, given or {}))
     values, origins = _merge(layers)
     config = build(values, origins, name or "custom")
-    return Resolved(config, {knob: origins.get(knob, "default") for knob in SECTION_OF})
+    return Resolved(config, {option: origins.get(option, "default") for option in SECTION_OF})
 
 
 def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, name: str = "custom") -> Config:
-    """A checked config from flat values; the first broken rule is the error."""
+    """Return a checked config of flat values; raise for the first broken rule."""
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for key, value in values.items():
         option = field_name(key)
@@ -187,38 +183,40 @@ def replace_options(config: Config, options: Mapping[str, Any]) -> Config:
 
 def _first_error(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
-    knob = str(first["loc"][0])
+    option, value = str(first["loc"][0]), first["input"]
     rule = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
-    origin = origins.get(knob)
-    return f"{flag_name(knob)}={first['input']}: {rule}" + (f" ({origin})" if origin else "")
+    origin = origins.get(option)
+    if origin is None or origin == COMMAND_LINE:
+        return f"--{flag_name(option)} {value}: {rule}"
+    return f"{origin}: {flag_name(option)}: {value}: {rule}"
 
 
 def dump(config: Config) -> str:
-    """A config as a YAML text that `parse` reads back to the same config."""
+    """Return a config as YAML text, which `parse` reads back."""
     values = config.values()
     lines = [f"name: {config.name}"]
     for section, kind in SECTIONS.items():
         lines += ["", f"# {section}: {(kind.__doc__ or '').strip()}"]
-        own = {flag_name(knob): values[knob] for knob in kind.model_fields}
-        lines.append(yaml.safe_dump(own, sort_keys=False, allow_unicode=True).rstrip())
+        options = {flag_name(name): values[name] for name in kind.model_fields}
+        lines.append(yaml.safe_dump(options, sort_keys=False, allow_unicode=True).rstrip())
     return "\n".join(lines) + "\n"
 
 
 def parse(text: str, origin: str) -> Config:
-    """The config in a text written by `dump`."""
+    """Return the config of a text written by `dump`."""
     values = {field_name(key): value for key, value in parse_yaml(text, origin).items()}
     name = str(values.pop("name", "custom"))
     return build(values, dict.fromkeys(values, origin), name)
 
 
 def json_schema() -> dict[str, Any]:
-    """A JSON schema of config files, for editors."""
-    knobs: dict[str, Any] = {}
+    """Return a JSON schema of config files, for editors."""
+    options: dict[str, Any] = {}
     definitions: dict[str, Any] = {}
     for kind in SECTIONS.values():
         schema = kind.model_json_schema()
         definitions.update(schema.get("$defs", {}))
-        knobs.update({flag_name(knob): body for knob, body in schema["properties"].items()})
+        options.update({flag_name(name): body for name, body in schema["properties"].items()})
     about = {
         "base": {"type": "string", "description": "config to inherit from"},
         "summary": {"type": "string", "description": "one line about this config"},
@@ -228,14 +226,9 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "convolve configs",
         "type": "object",
-        "additionalProperties": {"type": "object", "additionalProperties": False, "properties": {**about, **knobs}},
+        "additionalProperties": {"type": "object", "additionalProperties": False, "properties": {**about, **options}},
         **({"$defs": definitions} if definitions else {}),
     }
-
-
-def default_of(knob: str) -> Any:
-    """The schema's default of one knob."""
-    return next(info.get_default() for _, name, info in fields() if name == knob)
 
 
 MAX_BYTES = 1 << 20
@@ -261,7 +254,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, origin: str) -> dict[str, Any]:
-    """The mapping that a YAML text holds; `origin` names the text in errors."""
+    """Return the mapping in a YAML text; `origin` names the text in errors."""
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{origin}: {len(text)} bytes; a config file has at most {MAX_BYTES}")
     try:
@@ -279,12 +272,12 @@ def parse_yaml(text: str, origin: str) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Return the mapping in a YAML file."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
         return parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot read ({error.strerror}); check the path") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file; a config file is YAML in UTF-8") from None

@@ -1,7 +1,4 @@
-"""Rules that join several knobs. Each says what was given, which rule it breaks, and what to set.
-
-Rules that join knobs of the data section. Each says what was given, which rule it breaks, and what to set.
-"""
+"""Rules across several options. Each error has the options as typed, the broken rule, and what to set."""
 
 from importlib.metadata import entry_points
 
@@ -37,30 +34,30 @@ def check(config: Config) -> None:
 def _one_kind_of_made_up_data(config: Config) -> None:
     if config.data.generated_data and config.data.synthetic_data:
         raise ConfigError(
-            "generated-data and synthetic-data are both on; generated data come from the host, "
-            "synthetic ones live on the device: choose one"
+            "--generated-data with --synthetic-data: images come either from the host (generated) or from the device "
+            "(synthetic); omit one"
         )
 
 
 def _drops_inside_the_run(config: Config) -> None:
     drops = config.schedule.learning_rate_schedule
-    if any(not 0 < share < 1 for share in drops) or list(drops) != sorted(drops):
+    if any(not 0 < drop < 1 for drop in drops) or list(drops) != sorted(drops):
         raise ConfigError(
-            f"learning-rate-schedule={list(drops)}: drops are rising shares of the run between 0 and 1, "
-            "for example 0.5 0.75"
+            f"--learning-rate-schedule {' '.join(map(str, drops))}: milestones must be increasing fractions of the run "
+            "between 0 and 1, such as 0.5 0.75"
         )
 
 
 def _warmup_inside_the_run(config: Config) -> None:
     epochs, warmup = config.optim.epochs, config.schedule.warmup_epochs
     if epochs is not None and warmup >= epochs:
-        raise ConfigError(f"warmup-epochs={warmup:g} with epochs={epochs:g}: the warm-up must end before the run does")
+        raise ConfigError(f"--warmup-epochs {warmup:g} with --epochs {epochs:g}: the warm-up must end before the run")
 
 
 def _momentum_for_nesterov(config: Config) -> None:
     if config.optim.nesterov and config.optim.optimizer != "momentum":
         raise ConfigError(
-            f"nesterov with optimizer={config.optim.optimizer}: it is a form of momentum; set --optimizer momentum"
+            f"--nesterov with --optimizer {config.optim.optimizer}: is a form of momentum; set --optimizer momentum"
         )
 
 
@@ -69,15 +66,15 @@ def _known_schedule(config: Config) -> None:
     if name not in SCHEDULES:
         known = {*SCHEDULES, *(entry.name for entry in entry_points(group=SCHEDULE_GROUP))}
         if name not in known:
-            raise ConfigError(f"lr-schedule={name}: no schedule has that name; {suggest(name, known)}")
+            raise ConfigError(f"--lr-schedule {name}: unknown schedule; {suggest(name, known)}")
 
 
 def _trapezoid_inside_the_run(config: Config) -> None:
     schedule = config.schedule
     if schedule.lr_schedule == "trapezoid" and schedule.rise_share + schedule.fall_share > 1:
         raise ConfigError(
-            f"rise-share={schedule.rise_share:g} with fall-share={schedule.fall_share:g}: together they are more than "
-            "the whole run; lower one of them"
+            f"--rise-share {schedule.rise_share:g} with --fall-share {schedule.fall_share:g}: the sum exceeds 1, the "
+            "whole run; lower one"
         )
 
 
@@ -85,19 +82,21 @@ def _decay_of_rmsprop(config: Config) -> None:
     decay = config.settled_optim().rmsprop_decay
     if decay < 0:
         raise ConfigError(
-            f"rmsprop-base-decay-exp={config.optim.rmsprop_base_decay_exp:g} with a global batch of "
-            f"{config.global_batch_size}: gives a decay of {decay:g}; it must not be negative, so lower one of them"
+            f"--rmsprop-base-decay-exp {config.optim.rmsprop_base_decay_exp:g} with a global batch of "
+            f"{config.global_batch_size}: the decay of {decay:g} must not be negative; lower one"
         )
 
 
 def _checkpoints_to_average(config: Config) -> None:
     optim = config.optim
     if (optim.weight_avg_n or optim.weight_avg_exp) and not config.run.checkpoints:
-        raise ConfigError("weight-avg-n or weight-avg-exp with no-checkpoints: checkpoints are what is averaged")
+        raise ConfigError(
+            "--weight-avg-n or --weight-avg-exp with --no-checkpoints: averages need checkpoints; omit --no-checkpoints"
+        )
     if any(count < 1 for count in optim.weight_avg_n) or any(not 0 <= decay < 1 for decay in optim.weight_avg_exp):
         raise ConfigError(
-            f"weight-avg-n={list(optim.weight_avg_n)}, weight-avg-exp={list(optim.weight_avg_exp)}: "
-            "counts begin at 1, decays lie between 0 and 1"
+            f"--weight-avg-n {' '.join(map(str, optim.weight_avg_n))} --weight-avg-exp "
+            f"{' '.join(map(str, optim.weight_avg_exp))}: counts must be at least 1, decays in [0, 1)"
         )
 
 
@@ -105,8 +104,8 @@ def _one_way_to_say_a_policy(config: Config) -> None:
     precision = config.precision
     if precision.precision_mode is not None and precision.precision is not None:
         raise ConfigError(
-            f"precision-mode={precision.precision_mode} with precision={precision.precision}: both say what is "
-            "computed in which format; give one of them"
+            f"--precision-mode {precision.precision_mode} with --precision {precision.precision}: both set the number "
+            "formats; omit one"
         )
 
 
@@ -114,7 +113,7 @@ def _mix_list_has_a_use(config: Config) -> None:
     precision = config.precision
     if precision.mixlist_file is not None and precision.precision_mode != "allow_mix_precision":
         raise ConfigError(
-            f"mixlist-file={precision.mixlist_file}: only read with --precision-mode allow_mix_precision; set that"
+            f"--mixlist-file {precision.mixlist_file}: has no effect; add --precision-mode allow_mix_precision"
         )
 
 
@@ -123,7 +122,7 @@ def _ramp_rises(config: Config) -> None:
     first, last = precision.initial_loss_scaling or 1.0, precision.loss_scaling or 128.0
     if precision.loss_scaling_rule == "ramp" and first > last:
         raise ConfigError(
-            f"initial-loss-scaling={first:g} with loss-scaling={last:g}: a ramp rises from the first to the second"
+            f"--initial-loss-scaling {first:g} with --loss-scaling {last:g}: a ramp must rise; lower the first"
         )
 
 
@@ -131,7 +130,7 @@ def _whole_spans(config: Config) -> None:
     span, replicas = config.parallel.bn_span, config.parallel.replicas
     if replicas % span:
         raise ConfigError(
-            f"bn-span={span} with replicas={replicas}: spans are groups of neighbors and must divide the replicas; "
+            f"--bn-span {span} with --replicas {replicas}: must divide the number of replicas; "
             f"choose a divisor of {replicas}"
         )
 
@@ -139,12 +138,12 @@ def _whole_spans(config: Config) -> None:
 def _each_split_once(config: Config) -> None:
     splits = config.parallel.pipeline_splits
     if len(set(splits)) != len(splits):
-        raise ConfigError(f"pipeline-splits={' '.join(splits)}: a block can begin one stage only; name each once")
+        raise ConfigError(f"--pipeline-splits {' '.join(splits)}: a block can start only one stage; name each once")
 
 
 def _recomputation_is_on(config: Config) -> None:
     if config.parallel.recompute_checkpoints and not config.parallel.enable_recomputation:
-        raise ConfigError("recompute-checkpoints without recomputation has no effect; add --enable-recomputation")
+        raise ConfigError("--recompute-checkpoints: has no effect; add --enable-recomputation")
 
 
 def _partners_for_mixing(config: Config) -> None:
@@ -152,8 +151,8 @@ def _partners_for_mixing(config: Config) -> None:
     cutmix = data.cutmix_lambda < 1 or _is_range(config)
     needed = (4 if data.mixup_alpha else 2) if cutmix else 2 if data.mixup_alpha else 1
     if batch < needed:
-        what = "mixup and cutmix" if needed == 4 else "cutmix" if cutmix else "mixup"
-        raise ConfigError(f"batch-size={batch} with {what}: a step needs {needed} samples to mix; set a larger batch")
+        mixing = "mixup and cutmix" if needed == 4 else "cutmix" if cutmix else "mixup"
+        raise ConfigError(f"--batch-size {batch} with {mixing}: a step needs {needed} samples; set a larger batch")
 
 
 def _is_range(config: Config) -> bool:
@@ -164,22 +163,22 @@ def _one_kind_of_cutmix(config: Config) -> None:
     data = config.data
     if data.cutmix_lambda_low > data.cutmix_lambda_high:
         raise ConfigError(
-            f"cutmix-lambda-low={data.cutmix_lambda_low:g} with cutmix-lambda-high={data.cutmix_lambda_high:g}: "
-            "the low end must not be above the high end"
+            f"--cutmix-lambda-low {data.cutmix_lambda_low:g} with --cutmix-lambda-high {data.cutmix_lambda_high:g}: "
+            "low must not exceed high"
         )
     if data.cutmix_lambda < 1 and _is_range(config):
         raise ConfigError(
-            f"cutmix-lambda={data.cutmix_lambda:g} with cutmix-lambda-high={data.cutmix_lambda_high:g}: "
-            "the share kept comes from one or the other; give one of them"
+            f"--cutmix-lambda {data.cutmix_lambda:g} with --cutmix-lambda-high {data.cutmix_lambda_high:g}: "
+            "both set the fraction kept; omit one"
         )
 
 
 def _cutmix_mean_within_reach(config: Config) -> None:
-    """Version 1 keeps everything with probability 1.55 L - 0.96, which must be a probability."""
+    """Version 1 keeps the whole image with probability 1.55 L - 0.96, which must be in [0, 1]."""
     data = config.data
     if data.cutmix_version == "1" and data.cutmix_lambda < 0.96 / 1.55:
         raise ConfigError(
-            f"cutmix-lambda={data.cutmix_lambda:g} with cutmix-version=1: the mean share must be at least 0.62; "
+            f"--cutmix-lambda {data.cutmix_lambda:g} with --cutmix-version 1: the mean fraction must be at least 0.62; "
             "set --cutmix-version 2 for a constant one"
         )
 
@@ -191,14 +190,14 @@ def _rising_ranges(config: Config) -> None:
     ):
         if not 0 < low <= high <= most:
             raise ConfigError(
-                f"{name}={low:g} {high:g}: must rise from above 0" + (" to at most 1" if most == 1 else "")
+                f"--{name} {low:g} {high:g}: must rise from above 0" + (" to at most 1" if most == 1 else "")
             )
 
 
 def _strengths_from_zero_to_one(config: Config) -> None:
     if not all(0 <= strength <= 1 for strength in config.data.color_jitter):
         shown = " ".join(f"{strength:g}" for strength in config.data.color_jitter)
-        raise ConfigError(f"color-jitter={shown}: strengths of brightness, contrast, saturation are 0 to 1")
+        raise ConfigError(f"--color-jitter {shown}: brightness, contrast and saturation must be 0 to 1")
 
 
 DATA_RULES = (

@@ -52,7 +52,10 @@ def make(name, accuracy, curve, **given):
             "16.16 stalls: 90% of the weight updates are rounded away, and its loss falls by 14%",
         ),
         (make("16.16", 0.99, 0.1, skipped_steps=3), "(3 steps skipped)"),
-        (make("16.16", 0.99, 0.1, failure="overflow in layer fc; do less"), "16.16 fails (overflow in layer fc)"),
+        (
+            make("16.16", 0.99, 0.1, failure="overflow in layer fc; do less"),
+            "16.16 fails (overflow in layer fc; do less)",
+        ),
     ],
 )
 def test_the_verdict_is_one_sentence(other, words):

@@ -138,7 +138,11 @@ def test_names_of_other_libraries_are_understood():
         ("resnet", {"model_size": "50"}, "images of 32x32: known sizes are 8, 11, 14, 20"),
         ("efficientnet", {"model_size": "b9"}, "known sizes are cifar, b0, b1"),
         ("mobilenet", {"model_size": "v4"}, "known sizes are v2, v3-small, v3-large"),
-        ("resnet50", {"model_size": "18"}, "the name says it already; leave it out, or use the family's name, resnet"),
+        (
+            "resnet50",
+            {"model_size": "18"},
+            "--model-size 18: model resnet50 fixes this option; omit it, or use --model resnet",
+        ),
         (
             "resnet20-cifar",
             {"expand_ratio": 4},

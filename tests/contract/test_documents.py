@@ -70,3 +70,11 @@ def test_source_files_named_in_a_page_exist(page):
 def test_a_missing_source_file_is_found():
     text = "see `numerics/kernel.c`, tests/unit/data/test_nothing.py and `src/convolve/errors.py`"
     assert missing_sources(text) == ["numerics/kernel.c", "tests/unit/data/test_nothing.py"]
+
+
+def test_the_architecture_lists_the_layers_of_the_import_linter():
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers = re.findall(r'"(.+)"', re.search(r"^layers = \[\n(.*?)^\]", settings, re.M | re.S)[1])
+    block = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("```")[1]
+    listed = [set(line[:40].split()) for line in block.strip().splitlines()]
+    assert listed == [set(layer.split(" | ")) for layer in layers]

@@ -41,22 +41,22 @@ FitsFn = Callable[[int, int, int], bool]
 class LocalShard:
     """The tensors of a run that this process holds: not those of blocks of other stages, nor state that others own."""
 
-    elsewhere: tuple[str, ...] = ()
-    ownership: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
+    remote_blocks: tuple[str, ...] = ()
+    sharding: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
 
     @property
-    def shared_out(self) -> bool:
+    def is_sharded(self) -> bool:
         """True if replicas hold different optimizer state."""
-        return isinstance(self.ownership, OptimizerSharding)
+        return isinstance(self.sharding, OptimizerSharding)
 
-    def keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def select(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the blocks of this stage."""
-        prefixes = tuple(f"{name.replace('/', '.')}." for name in self.elsewhere)
+        prefixes = tuple(f"{name.replace('/', '.')}." for name in self.remote_blocks)
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
 
-    def keep_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def select_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the optimizer state of the parameters that this process updates."""
-        return {name: tensor for name, tensor in tensors.items() if self.ownership.owns(name.rpartition(".")[0])}
+        return {name: tensor for name, tensor in tensors.items() if self.sharding.owns(name.rpartition(".")[0])}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Partition:
     """The part of a model in one process, and its connection to the other stages."""
 
     part: Network
-    holdings: LocalShard
+    shard: LocalShard
     pipeline: Pipeline | None
 
 
@@ -106,23 +106,23 @@ def partition_model(network: Network, config: Config, collectives: Collectives) 
     """Return this process's part of a model that every process has built whole, with the same weights."""
     require_equal_weights(collectives, network)
     parallel = config.parallel
-    part, elsewhere, shapes = network, tuple[str, ...](), None
+    part, remote_blocks, shapes = network, tuple[str, ...](), None
     if collectives.topology.stages > 1:
         stages = group_blocks(network, choose_splits(network, config, collectives))
         _check_stages(network, stages)
         local = stages[collectives.topology.stage]
         shapes = _stage_shapes(network, local)
         part = subnetwork(network, local, shapes[0])
-        elsewhere = tuple(name for name in network.blocks if name not in local)
+        remote_blocks = tuple(name for name in network.blocks if name not in local)
     if parallel.bn_span > 1:
         # Must be last: a synced batch norm blocks on its peers in every forward pass.
         _sync_batch_norms(network, part, parallel.bn_span, collectives)
     if parallel.enable_recomputation:
         patterns = [one for one in parallel.recompute_checkpoints if _applies_here(part, network, one)]
         recompute(part, patterns)
-    ownership = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
+    sharding = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
     pipeline = Pipeline(part, shapes, collectives, parallel.pipeline_schedule) if shapes else None
-    return Partition(part, LocalShard(elsewhere, ownership), pipeline)
+    return Partition(part, LocalShard(remote_blocks, sharding), pipeline)
 
 
 def resolve_splits(network: Network, config: Config) -> tuple[str, ...] | None:

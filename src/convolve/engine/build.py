@@ -188,7 +188,7 @@ def build(
         seed=config.run.seed,
         collectives=collectives,
         grad_sync=grad_sync,
-        sharding=partition.holdings.ownership,
+        sharding=partition.shard.sharding,
         metrics=metrics,
         native_layers=tuple(native_layers),
         infer=partial(pipeline.infer, forward=partial(numerics.execution.forward, state.model)) if pipeline else None,
@@ -197,8 +197,8 @@ def build(
 
 
 def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
-    model, shard = partition.part, partition.holdings
-    optimizer = build_optimizer(model, config.settled_optim(), shard.ownership.owns)
+    model, shard = partition.part, partition.shard
+    optimizer = build_optimizer(model, config.settled_optim(), shard.sharding.owns)
     state = TrainState(model, optimizer, execution=numerics.execution, scaler=numerics.scaler, shard=shard)
     if config.optim.ema_decay is not None:
         state.ema = ModelEMA(model, config.optim.ema_decay)

@@ -38,7 +38,7 @@ class TrainState:
         local_state = state_tensors(self.optimizer, self.model)
         tensors = {
             "model": collectives.collect(self.model.state_dict()),
-            "optimizer": collectives.collect(local_state, from_replicas=self.shard.shared_out),
+            "optimizer": collectives.collect(local_state, from_replicas=self.shard.is_sharded),
         }
         averages = collectives.collect(self.ema.tensors())
         if averages:
@@ -48,9 +48,9 @@ class TrainState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Load a snapshot, bit for bit."""
-        local = {part: self.shard.keep(tensors) for part, tensors in snapshot.tensors.items()}
+        local = {part: self.shard.select(tensors) for part, tensors in snapshot.tensors.items()}
         load_weights(self.model, Snapshot(local, snapshot.state))
-        load_state(self.optimizer, self.model, self.shard.keep_state(local.get("optimizer", {})))
+        load_state(self.optimizer, self.model, self.shard.select_state(local.get("optimizer", {})))
         self.ema.restore(local.get("averages", {}))
         self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
         self.scaler.load_state_dict(dict(snapshot.state.get("scaling", {})))

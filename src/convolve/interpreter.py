@@ -1,8 +1,8 @@
-"""Child processes that run convolve's own modules, and never code from the current folder.
+"""Child interpreters that never execute code from the current folder.
 
-`python -m` puts the current folder first on the import path, so a file `json.py` next to a downloaded `model.pth` would
-be executed. Isolated mode (`-I`) does not, but it also ignores PYTHONPATH and the user's site-packages. The command
-here starts in isolated mode and then adds exactly the folders that this process may import from.
+`python -m` and `python -c` put the current folder first on the import path, so a file `json.py` next to a downloaded
+`model.pth` would be executed. The arguments here drop every relative entry of the path before anything is imported;
+PYTHONPATH and installed packages stay. They hold no path of this machine, so they also work on other hosts.
 """
 
 import os
@@ -10,21 +10,13 @@ import site
 import sys
 from pathlib import Path
 
-
-def import_roots() -> list[str]:
-    """Return the folders a child may import from besides the interpreter's own: convolve, PYTHONPATH, user packages.
-
-    Relative entries mean the current folder at best, so they are dropped.
-    """
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    roots = [str(Path(__file__).parents[1]), *(entry for entry in named if os.path.isabs(entry)), *user]
-    return list(dict.fromkeys(roots))
+# Both modules are loaded before the interpreter looks at its arguments, so this imports nothing from the path.
+_PRELUDE = "import os, sys; sys.path[:] = filter(os.path.isabs, sys.path)"
 
 
 def code_arguments(code: str, *arguments: str) -> list[str]:
     """Return interpreter arguments that run a piece of code as `python -c` would, without the current folder."""
-    return ["-I", "-c", f"import sys; sys.path[:0] = {import_roots()!r}\n{code}", *arguments]
+    return ["-c", f"{_PRELUDE}\n{code}", *arguments]
 
 
 def module_arguments(module: str, *arguments: str) -> list[str]:
@@ -36,3 +28,11 @@ def module_arguments(module: str, *arguments: str) -> list[str]:
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module with this interpreter."""
     return [sys.executable, *module_arguments(module, *arguments)]
+
+
+def import_roots() -> list[str]:
+    """Return where a child with an empty environment finds convolve, PYTHONPATH and the user's packages."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    roots = [str(Path(__file__).parents[1]), *(entry for entry in named if os.path.isabs(entry)), *user]
+    return list(dict.fromkeys(roots))

@@ -98,7 +98,13 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=tuple(self.descriptors),
-            env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.defpath, "LANG": "C.UTF-8"},
+            env={
+                "OMP_NUM_THREADS": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONPATH": os.pathsep.join(import_roots()),
+                "PATH": os.defpath,
+                "LANG": "C.UTF-8",
+            },
             cwd="/",
             bufsize=0,
         )

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,9 +22,11 @@ import torch.distributed as dist
 from safetensors.torch import load as unpack_tensors
 from safetensors.torch import save as pack_tensors
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from convolve import __version__
 from convolve.config import Config, ParallelConfig
+from convolve.distributed.launch.local import STORE_VARIABLE
 from convolve.distributed.launch.slurm import first_host
 from convolve.distributed.topology import Topology, find_topology
 from convolve.errors import ParallelError
@@ -177,9 +180,10 @@ def _join(topology: Topology) -> DistributedCollectives:
         os.environ["MASTER_ADDR"] = first_host(os.environ["SLURM_JOB_NODELIST"])
         os.environ.setdefault("MASTER_PORT", "29500")
     try:
-        dist.init_process_group("gloo", rank=topology.rank, world_size=topology.world, timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        store = _open_store(topology)
+        dist.init_process_group("gloo", store=store, rank=topology.rank, world_size=topology.world, timeout=TIMEOUT)
+    except (RuntimeError, ValueError, OSError) as error:
+        address = os.environ.get(STORE_VARIABLE) or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ParallelError(
             f"rank {topology.rank} of {topology.world}: cannot connect to {address} ({error}); "
             "check the address, the port and that all processes were started"
@@ -187,6 +191,23 @@ def _join(topology: Topology) -> DistributedCollectives:
     replicas = _new_group([topology.same_stage(stage) for stage in range(topology.stages)], topology.rank)
     stages = _new_group([topology.same_replica(replica) for replica in range(topology.replicas)], topology.rank)
     return DistributedCollectives(topology, replicas, stages)
+
+
+def _open_store(topology: Topology) -> Store | None:
+    """Return the store in which ranks meet; None lets torch open the one of torchrun.
+
+    torch's own TCP store listens on all interfaces; this one listens on the rendezvous address only.
+    """
+    if path := os.environ.get(STORE_VARIABLE):
+        return FileStore(path, topology.world)
+    if "TORCHELASTIC_RUN_ID" in os.environ or "MASTER_ADDR" not in os.environ:
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if topology.rank:
+        return TCPStore(host, port, topology.world, is_master=False, timeout=TIMEOUT)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.create_server(address[:2], family=family, backlog=topology.world)
+    return TCPStore(host, port, topology.world, is_master=True, timeout=TIMEOUT, master_listen_fd=listener.detach())
 
 
 def _new_group(members: list[list[int]], rank: int) -> dist.ProcessGroup:

@@ -33,7 +33,7 @@ def test_a_spec_is_one_line_that_is_read_back_unchanged():
     spec = job().agent_spec(3, [*TRAIN, "--run-dir", "a\nb"], attempt=2)
     assert spec.to_line().count("\n") == 1
     assert AgentSpec.from_line(spec.to_line()) == spec
-    assert spec.agent == Agent(3, 4, "a:29402", "convolve-29400-2", 2, 60.0)
+    assert spec.agent == Agent(3, 4, "a:29402", 2, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,7 @@ def test_specs_of_a_job_cover_all_agents_and_agree_on_the_rendezvous(hosts, per_
     made = job(hosts=tuple(f"h{n}" for n in range(hosts)), instances=instances, world=instances * processes, master="m")
     agents = [made.agent_spec(number, TRAIN, attempt).agent for number in range(instances)]
     assert [agent.number for agent in agents] == list(range(instances))
-    assert {agent.rdzv_endpoint for agent in agents} == {f"m:{29400 + attempt}" if instances > 1 else "localhost:0"}
-    assert {agent.run_id for agent in agents} == {f"convolve-29400-{attempt}"}
+    assert {agent.rdzv_endpoint for agent in agents} == {f"m:{29400 + attempt}"}
     assert {(agent.count, agent.agents_per_host) for agent in agents} == {(instances, per_host)}
     assert [made.host_of(number) for number in range(instances)] == [f"h{n // per_host}" for n in range(instances)]
 
@@ -180,9 +179,9 @@ def stand_in(tmp_path, program):
 
 
 def test_agents_receive_their_specs_and_their_output_is_relayed(tmp_path):
-    code, lines = run_agents(stand_in(tmp_path, 'read spec; echo "$WHO $2 $spec"'))
-    specs = [AgentSpec.from_line(line.split(" ", 2)[2]) for line in lines]
-    assert code == 0 and all(line.startswith("me convolve.distributed.launch.agent ") for line in lines)
+    code, lines = run_agents(stand_in(tmp_path, 'read spec; echo "$WHO $spec"'))
+    specs = [AgentSpec.from_line(line.split(" ", 1)[1]) for line in lines]
+    assert code == 0 and all(line.startswith("me ") for line in lines)
     assert sorted(spec.agent.number for spec in specs) == [0, 1, 2, 3]
     assert {spec.argv for spec in specs} == {tuple(TRAIN)}
 

@@ -1,4 +1,4 @@
-"""Program on each host of a job, started by `convolve launch`: `python -m convolve.distributed.launch.agent`.
+"""Program on each host of a job, started by `convolve launch`: the module `convolve.distributed.launch.agent`.
 
 It reads standard input. The first line is an `AgentSpec`. A line `stop` makes the ranks save a checkpoint and exit.
 When the input ends, because the launcher or the connection is gone, everything exits immediately.

@@ -1,23 +1,40 @@
-"""Start the processes of a run: one `convolve` command per rank, through torch's elastic launcher.
+"""Start the processes of a run on this host: one `convolve` command per rank.
 
-An agent is one such launcher with its ranks. Each host of a job has one or more agents. If a rank fails, the whole job
-is restarted from its newest checkpoint.
+An agent starts the ranks of one host, or an equal part of them. If a rank fails, the others are stopped and the whole
+job is restarted from its newest checkpoint.
+
+Ranks find each other without a service that others could reach. The ranks of a single agent meet in a file inside a
+private folder and communicate over the loopback interface. Those of several agents meet at a TCP store of rank 0, which
+listens on the rendezvous address only. Nothing that is exchanged is pickled. (torch's elastic launcher is not used: its
+rendezvous listens on all interfaces and unpickles what it receives.)
 """
 
-import logging
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import IO
 
 from convolve.device import available_threads
+from convolve.interpreter import module_command
 from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 USER_ERROR = 2
 STOPPED = (130, 143)
+LAUNCHER_VARIABLE = "CONVOLVE_LAUNCHER"
+STORE_VARIABLE = "CONVOLVE_STORE"
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 30.0
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True)
@@ -26,8 +43,7 @@ class Agent:
 
     number: int = 0
     count: int = 1
-    rdzv_endpoint: str = "localhost:0"
-    run_id: str = ""
+    rdzv_endpoint: str = ""
     agents_per_host: int = 1
     timeout: float = 60.0
 
@@ -38,47 +54,126 @@ SINGLE_AGENT = Agent()
 def start_processes(world: int, argv: Sequence[str], agent: Agent = SINGLE_AGENT, *, tagged: bool = False) -> int:
     """Run `convolve ARGV` in this agent's fraction of `world` processes.
 
-    Returns 0 or the exit code of the first process that failed. The cores of a host are divided among its agents.
-    `tagged` prefixes each line of output with the rank.
+    Returns 0 or the exit code of the first process that failed; 128 + the number of a signal that asked to stop. The
+    cores of a host are divided among its agents. `tagged` prefixes each line of output with the rank.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    count = world // agent.count
+    with _rendezvous(agent) as variables, _Ranks() as ranks:
+        for local in range(count):
+            rank = agent.number * count + local
+            environment = {
+                **os.environ,
+                **variables,
+                # More threads than cores would wait for each other at every barrier.
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", _threads(count * agent.agents_per_host)),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(world),
+                LAUNCHER_VARIABLE: str(os.getpid()),
+            }
+            ranks.start(rank, module_command("convolve", *argv), environment, tagged=tagged)
+        return ranks.wait()
 
-    processes = world // agent.count
-    # More threads than cores would wait for each other at every barrier.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_threads() // (processes * agent.agents_per_host))))
-    several = agent.count > 1
-    config = LaunchConfig(
-        min_nodes=agent.count,
-        max_nodes=agent.count,
-        nproc_per_node=processes,
-        run_id=agent.run_id or f"convolve-{os.getpid()}",
-        rdzv_backend="static" if several else "c10d",
-        rdzv_endpoint=agent.rdzv_endpoint,
-        rdzv_configs={"rank": agent.number, "timeout": agent.timeout} if several else {},
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(tee=Std.ALL) if tagged else None,
-        log_line_prefix_template="[rank ${rank}] " if tagged else None,
-    )
-    # The failing rank has already printed its error; silence the elastic agent.
-    logging.disable(logging.CRITICAL)
+
+def _threads(processes: int) -> str:
+    return str(max(1, available_threads() // processes))
+
+
+@contextmanager
+def _rendezvous(agent: Agent) -> Iterator[dict[str, str]]:
+    """Yield the variables by which ranks find each other."""
+    if agent.count > 1:
+        host, _, port = agent.rdzv_endpoint.rpartition(":")
+        yield {"MASTER_ADDR": host, "MASTER_PORT": port}
+        return
+    folder = tempfile.mkdtemp(prefix="convolve-")
     try:
-        elastic_launch(config, sys.executable)("-m", "convolve", *argv)
-    except ChildFailedError as error:
-        first = min(error.failures.values(), key=lambda failure: failure.timestamp)
-        return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
-    except SignalException as stop:
-        return 128 + int(stop.sigval)
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", _LOOPBACK)
+        yield {STORE_VARIABLE: str(Path(folder) / "store"), "GLOO_SOCKET_IFNAME": interface}
     finally:
-        logging.disable(logging.NOTSET)
-    return 0
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Ranks:
+    """The processes of an agent. They run in sessions of their own, so a Ctrl-C reaches them through the agent only."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+        self._relays: list[threading.Thread] = []
+        self._handlers: dict[int, object] = {}
+        self._signal: int | None = None
+
+    def __enter__(self) -> "_Ranks":
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {
+                number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop(signal.SIGTERM)
+        for relay in self._relays:
+            relay.join()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def start(self, rank: int, command: list[str], environment: Mapping[str, str], *, tagged: bool) -> None:
+        pipe = subprocess.PIPE if tagged else None
+        unbuffered = {"PYTHONUNBUFFERED": "1"} if tagged else {}
+        process = subprocess.Popen(
+            command, env={**environment, **unbuffered}, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        self._processes.append(process)
+        for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if source is not None:
+                relay = threading.Thread(target=_relay, args=(source, sink, f"[rank {rank}] "), daemon=True)
+                relay.start()
+                self._relays.append(relay)
+
+    def wait(self) -> int:
+        """Wait until all processes end or one fails."""
+        while True:
+            codes = [process.poll() for process in self._processes]
+            failed = next((code for code in codes if code), None)
+            if failed is None and None in codes:
+                time.sleep(_POLL_SECONDS)
+                continue
+            if self._signal is not None:
+                self._stop(self._signal)
+                return 128 + self._signal
+            return 0 if failed is None else failed if failed > 0 else 128 - failed
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Ask all ranks to stop; they save a checkpoint after the step in progress."""
+        self._signal = number
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _stop(self, number: int) -> None:
+        """End what still runs: ask first, then kill."""
+        running = [process for process in self._processes if process.poll() is None]
+        for process in running:
+            process.send_signal(number)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _relay(source: IO[str], sink: IO[str], prefix: str) -> None:
+    with source:
+        for line in source:
+            sink.write(prefix + line)
+            sink.flush()
 
 
 def follow_launcher() -> None:
     """Exit immediately when the launcher that started this process is gone: an orphan must not save."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if LAUNCHER_VARIABLE not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = os.getppid()
 

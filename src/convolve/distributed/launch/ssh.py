@@ -20,6 +20,7 @@ from pathlib import Path
 from convolve.distributed.launch.agent import STOP, AgentSpec
 from convolve.distributed.launch.local import Agent, run_attempts
 from convolve.errors import ConfigError, ParallelError
+from convolve.interpreter import code_arguments, module_arguments
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout={timeout} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 {host}"
 LOCAL_SHELL = "sh -c"
@@ -81,15 +82,14 @@ class Job:
 
     def command(self, instance: int) -> list[str]:
         """Return the command that starts an agent."""
-        return self.reach(self.host_of(instance), self.script("-m", "convolve.distributed.launch.agent"))
+        return self.reach(self.host_of(instance), self.script(*module_arguments("convolve.distributed.launch.agent")))
 
     def agent_spec(self, instance: int, argv: Sequence[str], attempt: int) -> AgentSpec:
         """Return what an agent runs; every attempt uses the next port."""
         agent = Agent(
             number=instance,
             count=self.instances,
-            rdzv_endpoint=f"{self.master}:{self.port + attempt}" if self.instances > 1 else "localhost:0",
-            run_id=f"convolve-{self.port}-{attempt}",
+            rdzv_endpoint=f"{self.master}:{self.port + attempt}",
             agents_per_host=self.agents_per_host,
             timeout=self.timeout,
         )
@@ -100,7 +100,7 @@ def check_hosts(job: Job) -> None:
     """Raise an error for a host that is unreachable, has no convolve, or has other versions than the first one."""
     processes = {
         host: subprocess.Popen(
-            job.reach(host, job.script("-c", _PRINT_VERSIONS)),
+            job.reach(host, job.script(*code_arguments(_PRINT_VERSIONS))),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -119,7 +119,6 @@ class DataConfig(Section):
     cutmix_lambda: float = Field(1.0, ge=0, le=1, description="cutmix: mean fraction kept of the base image; 1: off")
     cutmix_version: Literal["1", "2"] = Field(
         "1",
-        coerce_numbers_to_str=True,
         description="cutmix: --cutmix-lambda is the mean of a random fraction (1) or constant (2)",
     )
     cutmix_lambda_low: float = Field(0.0, ge=0, le=1, description="uniform cutmix: min fraction kept; 0 and 0: off")

@@ -1,9 +1,9 @@
 """Base class of the option sections."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 def normalize_choice(aliases: Mapping[str, str], value: Any) -> Any:
@@ -15,3 +15,11 @@ class Section(BaseModel):
     """Group of options; unknown names are errors and values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept a choice as a number or as text: YAML reads 16.16 as a number, the command line has only text."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        literals = (part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal)
+        return next((choice for part in literals for choice in get_args(part) if str(choice) == str(value)), value)

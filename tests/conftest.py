@@ -1,4 +1,4 @@
-"""What tests share: a private cache, small runs on the shipped digits, the `convolve` command as a child process.
+"""Shared fixtures: a private cache, small runs on the shipped digits, the `convolve` command as a child process.
 
 The process that only hands out tests loads this file too, so nothing here imports torch before a test asks for it.
 """
@@ -18,7 +18,7 @@ from digit_runs import digits_config
 def private_surroundings(tmp_path_factory):
     """Neither a test nor a fixture sees the user's cache, data folders or runs.
 
-    The cache is one for all workers, so that native code is compiled and the CPU tried out once.
+    All workers use one cache, so native code is compiled and the CPU probed once.
     """
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"

@@ -33,13 +33,13 @@ def tables(page):
 
 
 def fill_desk(folder):
-    """A few pictures of digits, and those that come with a clone."""
+    """Write a few images of digits, and those that come with a clone."""
     shutil.copytree(ROOT / "examples" / "digits", folder / "examples" / "digits")
-    pictures = folder / "digits"
-    pictures.mkdir()
+    images = folder / "digits"
+    images.mkdir()
     for index, image in enumerate(load_digits().test.images[:5]):
-        Image.fromarray(image[:, :, 0]).save(pictures / f"{index}.png")
-    Image.open(pictures / "0.png").save(folder / "digit.png")
+        Image.fromarray(image[:, :, 0]).save(images / f"{index}.png")
+    Image.open(images / "0.png").save(folder / "digit.png")
 
 
 def run_command(words, name):

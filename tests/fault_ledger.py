@@ -27,7 +27,7 @@ PROMISED = {
     "data deleted during a run": (5, EITHER),
     "input cut at a 64th": (640, EITHER),
     "input byte flipped": (3000, EITHER),
-    "picture fuzzed": (8400, EITHER),
+    "image fuzzed": (8400, EITHER),
     "tar or TFRecord fuzzed": (2800, EITHER),
     "YAML fuzzed": (5000, EITHER),
     "flags fuzzed": (5000, EITHER),

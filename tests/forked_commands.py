@@ -1,4 +1,4 @@
-"""`convolve` commands in processes that are forked from one which has imported everything, so that each starts at once.
+"""`convolve` commands in processes forked from one that has imported everything, to start fast.
 
 A new interpreter spends seconds on importing torch before it comes to what a test is about. Tests for which that is the
 point, or how ranks are started and watched, start real ones.
@@ -24,7 +24,7 @@ FORKS.set_forkserver_preload(
     [
         "pytest",
         *(f"convolve.{name}" for name in ("runs.session", "runs.validate", "inference.classifier", "serving.server")),
-        *(f"convolve.cli.{verb}" for verb in ("train", "restore", "validate", "predict", "serve", "console")),
+        *(f"convolve.cli.{command}" for command in ("train", "restore", "validate", "predict", "serve", "console")),
     ]
 )
 PATIENCE = 240
@@ -78,11 +78,11 @@ def run(words, folder, environment):
     """Run `convolve WORDS` to its end; what `subprocess.run` returns."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         code = wait(start(words, folder, environment, (output.fileno(), errors.fileno())))
-        told = []
+        outputs = []
         for file in (output, errors):
             file.seek(0)
-            told.append(file.read().decode())
-    return subprocess.CompletedProcess(words, code, *told)
+            outputs.append(file.read().decode())
+    return subprocess.CompletedProcess(words, code, *outputs)
 
 
 class Running:
@@ -134,7 +134,7 @@ class Doorman:
                 guest.sendall(f"{process.exitcode}\n".encode())
 
     def close(self):
-        """Nobody comes in any more."""
+        """Stop accepting connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

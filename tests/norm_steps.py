@@ -3,7 +3,7 @@
 from convolve.layers.batch_norm import NormStatistics
 
 
-def settle(network):
+def update_statistics(network):
     """Move the running statistics by what was seen since the last step."""
     statistics = NormStatistics(network)
     statistics.update_running_stats(statistics.pending_sums)

@@ -1,4 +1,4 @@
-"""Trainings of several processes, forked from one that has imported everything, so that each starts at once."""
+"""Training runs of several processes, forked from one that has imported everything, to start fast."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def train_together(config):
 
 
 def restore_together(folder, changes):
-    """Go on with a run in another layout; the report of the first process."""
+    """Resume a run in another layout and return the report of the first process."""
     layout = changes.apply(read_config(folder)).parallel
     if layout.replicas * layout.shards == 1:
         return session.resume(folder, SilentConsole(), changes)
@@ -50,10 +50,10 @@ def interrupt_command(config, how):
             if "epoch 1.5" in line:
                 break
         children = subprocess.run(["pgrep", "-P", str(command.pid)], capture_output=True, text=True, check=True)
-        began = time.monotonic()
+        start = time.monotonic()
         os.kill(command.pid if how is signal.SIGTERM else int(children.stdout.split()[-1]), how)
         assert command.wait(60) != 0, command.stdout.read()
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 class Job:

@@ -1,7 +1,16 @@
-"""Any training at a size that a test can afford: the one place that says what is made smaller.
+"""The config of any training run at a size that a test can afford; all reductions are defined here.
 
-The digits that ship with convolve stand in for every data set, and a small network of the same family for a large one;
-a run is two or three steps of a few images in one process, in fp32. Everything else stays as asked for.
+The bundled digits replace every dataset, and a small model of the same family replaces a large one. A run is two or
+three steps of a few images, in one process and in fp32.
+
+This replaces the following values of a config, so tests that use it do not compare them:
+- dataset, hold-out, epochs and iterations, warm-up, curves and report, for every model (`SMALL`);
+- batch size, accumulation and replicas, for every model;
+- model and its size, pipeline stages and splits, recomputation, `bn_span`, `rts`, weight averages and checkpoint
+  interval, for all models but LeNet (`SMALLER`, `ONE_PROCESS`);
+- precision, device model, rounding, normalization and loss scaling, for all models but LeNet (`PLAIN`);
+- the number of groups of a group norm, which becomes 4.
+All other options stay as configured.
 """
 
 from convolve.config.model_options import family_of
@@ -34,7 +43,7 @@ ONE_PROCESS = {
     "iterations": 2,
     "weight_avg_exp": [],
 }
-# Emulated 16-bit arithmetic has tests of its own; here it would only cost time.
+# Emulated 16-bit arithmetic is tested elsewhere; here it would only cost time.
 PLAIN = {
     "precision": "32.32",
     "device_model": None,

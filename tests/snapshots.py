@@ -1,4 +1,4 @@
-"""Small snapshots with a value that tells them apart, and what a store holds after whatever happened to it."""
+"""Small snapshots that differ by one value, and checks of what a store holds after a fault."""
 
 from pathlib import Path
 

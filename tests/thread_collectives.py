@@ -23,7 +23,7 @@ class _Exchange:
 
 
 class ThreadCollectives:
-    """One rank; all ranks of a run share an exchange."""
+    """Represent one rank; all ranks of a run use one exchange."""
 
     replica_group = None
     stage_group = None

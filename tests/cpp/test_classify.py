@@ -71,7 +71,10 @@ def test_two_hundred_digits_get_the_same_class(program, package, trained, tmp_pa
     theirs = [line.split("\t") for line in done.stdout.splitlines()]
     ours = classifier.predict(trained, files, SilentConsole()).predictions
     assert [(one.file, one.label) for one in ours] == [(path, label) for path, label, _ in theirs]
-    assert max(abs(one.probability - float(share)) for one, (_, _, share) in zip(ours, theirs, strict=True)) < 1e-4
+    assert (
+        max(abs(one.probability - float(probability)) for one, (_, _, probability) in zip(ours, theirs, strict=True))
+        < 1e-4
+    )
 
 
 def make_pictures(folder):
@@ -82,7 +85,7 @@ def make_pictures(folder):
         gray = test.images[index, :, :, 0]
         color = np.stack([gray, gray // 2, gray // 3], axis=-1)
         clear = np.concatenate([random.integers(0, 256, (*gray.shape, 3), dtype=np.uint8), gray[..., None]], axis=-1)
-        pictures = {
+        images = {
             "same.png": Image.fromarray(gray),
             "dark.png": Image.fromarray(255 - gray).resize((100 + index, 90)),
             "color.png": Image.fromarray(color).resize((64, 80)),
@@ -90,9 +93,9 @@ def make_pictures(folder):
             "palette.png": Image.fromarray(255 - gray).resize((80, 70)).convert("P"),
             "photo.jpg": Image.fromarray(255 - color).resize((120, 120)),
         }
-        name = list(pictures)[index % len(pictures)]
+        name = list(images)[index % len(images)]
         files.append(folder / f"{index:02d}-{name}")
-        pictures[name].save(files[-1])
+        images[name].save(files[-1])
     return files
 
 
@@ -106,7 +109,7 @@ def test_the_input_is_the_same_byte_for_byte(program, package, tmp_path):
         assert theirs[str(path)] == preprocess(read_image(path, channels=1), metadata).tobytes().hex(), path.name
 
 
-def test_a_narrow_picture_differs_by_a_few_levels_at_most(program, package, tmp_path):
+def test_a_narrow_image_differs_by_a_few_levels_at_most(program, package, tmp_path):
     """Pillow chooses the order of its two passes by its version and the shape; each pass rounds."""
     _, metadata = open_export("aoti", package)
     path = tmp_path / "narrow.png"
@@ -117,7 +120,7 @@ def test_a_narrow_picture_differs_by_a_few_levels_at_most(program, package, tmp_
     assert np.abs(ours - theirs).max() <= 8
 
 
-def test_a_broken_picture_is_named_and_the_others_go_on(program, package, tmp_path):
+def test_a_damaged_image_is_named_and_the_others_are_classified(program, package, tmp_path):
     good, bad = make_pictures(tmp_path)[0], tmp_path / "bad.png"
     bad.write_bytes(good.read_bytes()[:50])
     done = classify(program, package, bad, tmp_path / "absent.png", good)

@@ -24,13 +24,13 @@ def save(library, folder, number, code, pipe):
     library.arm(ctypes.c_long(number), code)
     try:
         store.save(snapshot)
-        told = ""
+        message = ""
     except CheckpointError as error:
-        told = str(error)
+        message = str(error)
     except BaseException as error:
-        told = f"UNEXPECTED {error!r}\n"
+        message = f"UNEXPECTED {error!r}\n"
     calls = library.disarm()
-    os.write(pipe, json.dumps({"told": told, "calls": calls}).encode())
+    os.write(pipe, json.dumps({"message": message, "calls": calls}).encode())
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint or during a save: it is told in one line, and the newest good one loads."""
+"""Damage to a checkpoint or during a save is a one-line error, and the newest good checkpoint loads."""
 
 import os
 import shutil
@@ -127,7 +127,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
     assert [load(tmp_path / f"step-00000000{step}").step for step in (1, 3)] == [1, 3]
 
 
-def test_a_newer_format_is_told_apart_from_damage(
+def test_a_newer_format_is_distinguished_from_damage(
     pair: tuple[Store, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, newest = pair
@@ -160,7 +160,7 @@ def mark_until_killed(folder: Path, stage: str, name: str) -> None:
 
 
 def run_and_die(act: object, *arguments: object) -> None:
-    """Act in a process of its own, which starts from one that has torch already."""
+    """Act in a new process, forked from one that has imported torch."""
     child = FORKS.Process(target=act, args=arguments)  # type: ignore[arg-type]
     child.start()
     child.join(60)

@@ -62,8 +62,8 @@ def memory_kilobytes() -> int:
 def test_an_idx_file_cut_anywhere_is_named(tmp_path: Path, pack, counted: Ledger) -> None:
     whole = pack(pack_idx(IMAGES))
     path = tmp_path / "cut"
-    for share in counted.each("input cut at a 64th", range(64)):
-        path.write_bytes(whole[: len(whole) * share // 64])
+    for part in counted.each("input cut at a 64th", range(64)):
+        path.write_bytes(whole[: len(whole) * part // 64])
         expect_one_line(path, read_images)
     path.write_bytes(whole[:-1])
     expect_one_line(path, read_images)
@@ -84,7 +84,7 @@ def test_every_flipped_byte_of_a_gzip_idx_file_is_noticed_or_harmless(tmp_path: 
             assert str(path) in str(error)
 
 
-def test_a_truncated_raw_file_says_what_it_should_have(tmp_path: Path) -> None:
+def test_the_error_for_a_truncated_raw_file_names_the_expected_size(tmp_path: Path) -> None:
     path = tmp_path / "cut"
     path.write_bytes(pack_idx(IMAGES)[:-5])
     assert "announces 12 x 28 x 28 = 9408 bytes but has 9403: truncated" in expect_one_line(path, read_images)
@@ -97,7 +97,7 @@ def test_bytes_after_the_end_are_rejected(tmp_path: Path) -> None:
         assert "too long" in (line := expect_one_line(path, read_labels)) or "continues after" in line
 
 
-def test_a_header_that_announces_the_moon_takes_no_memory(tmp_path: Path) -> None:
+def test_a_header_that_announces_a_huge_size_takes_no_memory(tmp_path: Path) -> None:
     header = struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1)
     path = tmp_path / "moon"
     before = memory_kilobytes()
@@ -142,8 +142,8 @@ def npz_bytes(**changes: np.ndarray) -> bytes:
 def test_an_npz_file_cut_anywhere_is_named(tmp_path: Path, counted: Ledger) -> None:
     whole = npz_bytes()
     path = tmp_path / "mnist.npz"
-    for share in counted.each("input cut at a 64th", range(64)):
-        path.write_bytes(whole[: len(whole) * share // 64])
+    for part in counted.each("input cut at a 64th", range(64)):
+        path.write_bytes(whole[: len(whole) * part // 64])
         expect_one_line(path, read_npz)
 
 
@@ -213,8 +213,8 @@ def test_a_tfrecord_cut_within_a_record_names_the_record(tmp_path: Path) -> None
     whole = b"".join(map(frame, RECORDS))
     ends = set(np.cumsum([len(record) + 16 for record in RECORDS]).tolist())
     path = tmp_path / "cut"
-    for share in range(1, 64):
-        size = len(whole) * share // 64
+    for part in range(1, 64):
+        size = len(whole) * part // 64
         if size not in ends:
             path.write_bytes(whole[:size])
             record = sum(end <= size for end in ends)

@@ -1,4 +1,4 @@
-"""Disks that refuse: a save that cannot be made is told in one line, and what was there before stays whole."""
+"""Full and read-only disks: a failed save is a one-line error, and earlier checkpoints stay whole."""
 
 import errno
 import json
@@ -26,8 +26,8 @@ def assert_save_is_refused(store: Store, snapshot: Snapshot, words: str) -> None
     before = {path: sorted(entry.stat().st_mtime_ns for entry in path.iterdir()) for path in store.paths()}
     with pytest.raises(CheckpointError, match=words) as caught:
         store.save(snapshot)
-    told = str(caught.value)
-    assert str(store.folder) in told and "MiB free" in told and "\n" not in told
+    message = str(caught.value)
+    assert str(store.folder) in message and "MiB free" in message and "\n" not in message
     assert {path: sorted(entry.stat().st_mtime_ns for entry in path.iterdir()) for path in store.paths()} == before
     assert not [entry.name for entry in store.folder.iterdir() if entry.name.startswith(".")]
     for path in before:
@@ -63,18 +63,18 @@ from convolve.errors import CheckpointError
 
 for folder in sys.argv[1:]:
     store = Store.open(Path(folder) / "checkpoints", keep=2)
-    saved, told = 0, []
+    saved, message = 0, []
     try:
         for step in range(1, 9):
             store.save(Snapshot({"model": {"w": torch.full((60_000,), float(step))}}, {"step": step}))
             saved = step
     except CheckpointError as error:
-        told = str(error).splitlines()
+        message = str(error).splitlines()
     store.newest(lambda text: sys.exit(f"damaged: {text}"))
     for path in store.paths():
         verify(path)
     rest = [entry.name for entry in store.folder.iterdir() if entry.name.startswith(".")]
-    print(json.dumps({"saved": saved, "kept": len(store.paths()), "rest": rest, "told": told}))
+    print(json.dumps({"saved": saved, "kept": len(store.paths()), "rest": rest, "message": message}))
 """
 SAVED = {"400k": 1, "600k": 2, "1200k": 8}
 
@@ -98,18 +98,18 @@ def small_disks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
 
 
 @pytest.mark.parametrize(("size", "saved"), SAVED.items())
-def test_a_full_disk_is_told_with_the_free_space_and_nothing_is_lost(
+def test_a_full_disk_error_names_the_free_space_and_nothing_is_lost(
     size: str, saved: int, small_disks: dict[str, dict[str, Any]], counted: Ledger
 ) -> None:
     """One checkpoint is 235 KiB."""
     found = small_disks[size]
     with counted.one("full disk"):
         assert (found["saved"], found["kept"], found["rest"]) == (saved, min(saved, 2), [])
-        assert len(found["told"]) == (saved < 8)
-        assert all(os.strerror(errno.ENOSPC) in line and "MiB free" in line for line in found["told"])
+        assert len(found["message"]) == (saved < 8)
+        assert all(os.strerror(errno.ENOSPC) in line and "MiB free" in line for line in found["message"])
 
 
-def test_a_read_only_folder_is_told_and_nothing_is_lost(counted: Ledger) -> None:
+def test_a_read_only_folder_is_an_error_and_nothing_is_lost(counted: Ledger) -> None:
     """A fresh folder that another user could enter, since root may write anywhere."""
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)

@@ -46,9 +46,9 @@ def unbroken(tmp_path_factory):
 def test_of_two_trainings_that_want_one_folder_one_gets_it_and_the_other_one_line(rounds, tmp_path, unbroken, counted):
     for number in counted.each("two runs in one folder", range(rounds)):
         config = small_config(tmp_path / str(number))
-        told = outcomes([Job(config.parallel, session.train, config) for _ in range(2)])
-        assert told.count(None) == 1
-        assert "folder is not empty; resume its run with" in "".join(filter(None, told))
+        message = outcomes([Job(config.parallel, session.train, config) for _ in range(2)])
+        assert message.count(None) == 1
+        assert "folder is not empty; resume its run with" in "".join(filter(None, message))
         assert weights_hash(tmp_path / str(number)) == unbroken
 
 
@@ -57,7 +57,7 @@ def wait_for_checkpoint(folder):
         time.sleep(0.01)
 
 
-def test_a_run_that_is_being_trained_is_not_restored_and_goes_on_undisturbed(tmp_path, monkeypatch, unbroken, counted):
+def test_a_run_in_training_is_not_restored_and_continues_undisturbed(tmp_path, monkeypatch, unbroken, counted):
     monkeypatch.setattr(folder, "LOCK_TIMEOUT_SECONDS", 0.1)
     config = small_config(tmp_path / "run")
     job = Job(config.parallel, session.train, config)
@@ -78,8 +78,8 @@ def test_restores_that_start_together_take_turns(tmp_path, unbroken, counted):
     job.wait()
     with counted.one("two runs in one folder"):
         restores = [Job(config.parallel, restore_run, tmp_path / "run", Changes()) for _ in range(2)]
-        told = outcomes(restores)
-        assert None in told and all("run folder is locked by process" in line for line in filter(None, told))
+        message = outcomes(restores)
+        assert None in message and all("run folder is locked by process" in line for line in filter(None, message))
         assert weights_hash(tmp_path / "run") == unbroken
 
 

@@ -1,4 +1,4 @@
-"""Words and headers made up at random: each is understood, or refused in one line; none crashes or hangs."""
+"""Random options and headers: each is accepted or rejected in one line; none crashes or hangs."""
 
 import json
 import random
@@ -34,8 +34,8 @@ VALUES += ["x" * 5000, "1" * 400, "[" * 200, "!!python/object/apply:os.system [i
 
 
 def is_understood(act):
-    """Whether what was made up has a meaning; a refusal is one line, and quick."""
-    began = time.perf_counter()
+    """Return if a random input is accepted; a rejection is one line and takes little CPU time."""
+    start = time.process_time()
     try:
         act()
         return True
@@ -44,7 +44,7 @@ def is_understood(act):
         assert len(str(error)) < 8000
         return False
     finally:
-        assert time.perf_counter() - began < SLOWEST_SECONDS
+        assert time.process_time() - start < SLOWEST_SECONDS
 
 
 # YAML
@@ -112,7 +112,7 @@ def parse_training(words):
 
 
 @FEW_OR_ALL
-def test_invented_flags_are_a_config_or_one_line(rounds, counted):
+def test_random_options_are_a_config_or_a_one_line_error(rounds, counted):
     draw, understood = random.Random(rounds), 0
     for _ in counted.each("flags fuzzed", range(rounds)):
         words = invent_flags(draw)
@@ -120,12 +120,12 @@ def test_invented_flags_are_a_config_or_one_line(rounds, counted):
     assert 0 < understood < rounds
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_an_invented_flag_of_any_verb_is_one_line(verb, counted):
-    draw = random.Random(verb)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_of_any_command_is_a_one_line_error(command, counted):
+    draw = random.Random(command)
     for _ in counted.each("flags fuzzed", range(10)):
-        words = [*invent_flags(draw), "--surely-nobody-has-this"]
-        assert not is_understood(lambda words=words: dispatch([verb, *words]))
+        words = [*invent_flags(draw), "--surely-no-such-option"]
+        assert not is_understood(lambda words=words: dispatch([command, *words]))
 
 
 # safetensors
@@ -175,9 +175,9 @@ def test_an_invented_header_of_safetensors_is_tensors_or_one_line(rounds, tmp_pa
     assert understood[::2] == understood[1::2] and 0 < sum(understood) < len(understood)
 
 
-def test_a_header_of_safetensors_that_announces_the_moon_takes_no_memory(tmp_path):
+def test_a_safetensors_header_that_announces_a_huge_size_takes_no_memory(tmp_path):
     path = tmp_path / "weights.safetensors"
     text = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
-    with pytest.raises(CheckpointError, match="is not safetensors"):
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
         read_weights(path)

@@ -92,10 +92,10 @@ def test_a_mutated_image_is_an_image_or_a_named_error(kind, rounds, counted):
     data, chance = IMAGES[kind](), np.random.default_rng(7)
     assert decode(data) is not None
     counts = {True: 0, False: 0}
-    for _ in counted.each("picture fuzzed", range(rounds)):
-        began = time.process_time()
+    for _ in counted.each("image fuzzed", range(rounds)):
+        start = time.process_time()
         counts[decode(mutate(data, chance)) is not None] += 1
-        assert time.process_time() - began < SLOWEST_SECONDS
+        assert time.process_time() - start < SLOWEST_SECONDS
     assert counts[False] > rounds // 10
 
 
@@ -111,7 +111,7 @@ def test_a_mutated_file_of_images_is_read_or_a_named_error(tmp_path, name, read,
     failed = 0
     for _ in counted.each("tar or TFRecord fuzzed", range(rounds + 100)):
         path.write_bytes(mutate(data, chance))
-        began = time.process_time()
+        start = time.process_time()
         try:
             places = read(path, 0)
         except DataError as error:
@@ -120,7 +120,7 @@ def test_a_mutated_file_of_images_is_read_or_a_named_error(tmp_path, name, read,
         else:
             size = path.stat().st_size
             assert all(0 <= place.offset <= place.offset + place.length <= size for place in places)
-        assert time.process_time() - began < SLOWEST_SECONDS
+        assert time.process_time() - start < SLOWEST_SECONDS
     assert failed > rounds // 4
 
 

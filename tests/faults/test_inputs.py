@@ -40,7 +40,7 @@ def write_npz(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Every format in a folder of its own."""
+    """Write every format in a separate folder."""
     root = tmp_path_factory.mktemp("whole")
     write_idx(root / "idx")
     write_idx(root / "gzip", ".gz")
@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
     return root
 
 
-# The data set, the damaged file, and whether the format has checksums, so that no flipped byte can pass unnoticed.
+# The data set, the damaged file, and if the format has checksums, which detect any flipped byte.
 FORMATS = {
     "idx": ("mnist", MNIST.files[0].name, False),
     "gzip": ("mnist", f"{MNIST.files[0].name}.gz", True),

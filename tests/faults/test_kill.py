@@ -24,7 +24,7 @@ NOTICED_WITHIN = 20
 
 
 def make_config(folder, layout):
-    """Frequent checkpoints, so that a kill often meets a save."""
+    """Save frequent checkpoints: a kill then often hits a save."""
     given = {"model": "lenet-bn", "epochs": 2, "ckpts_per_epoch": 6, "keep_checkpoints": 3, "batch_size": 32}
     return digits_config(folder, **given, **LAYOUTS[layout], validation_mode="none", report=False)
 
@@ -62,11 +62,11 @@ def train_through_kills(folder, layout, most, moments):
 
 
 def train_unbroken(folder, layout):
-    """The second of two runs that nobody disturbs, when all is warm, and the seconds that it took."""
+    """Return the second of two undisturbed runs, with warm caches, and its seconds."""
     for number in range(2):
-        began, config = time.monotonic(), make_config(folder / str(number), layout)
+        start, config = time.monotonic(), make_config(folder / str(number), layout)
         Job(config.parallel, session.train, config).finish()
-    return folder / "1", time.monotonic() - began
+    return folder / "1", time.monotonic() - start
 
 
 def survive_kills(tmp_path, layout, wanted, counted):
@@ -119,7 +119,7 @@ def run_to_the_end(*arguments):
 
 
 def kill_after(command, seconds):
-    """Wait for training itself to begin, then a while, then SIGKILL; the exit code."""
+    """Wait for training to start, sleep, send SIGKILL and return the exit code."""
     with command.stdout:
         for line in command.stdout:
             if "run folder" in line:

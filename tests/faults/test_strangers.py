@@ -66,7 +66,7 @@ PICKLES = {
 
 @pytest.fixture
 def flag(tmp_path):
-    """The folder that must never be made; first seen to be made by whoever does unpickle."""
+    """Return the folder that must never appear, after checking that unpickling does create it."""
     path = tmp_path / "ran"
     pickle.loads(PICKLES["text"](path))
     path.rmdir()
@@ -81,10 +81,13 @@ def whole(tmp_path_factory):
 
 # Checkpoints, weights and configs, by the command line
 
-NEEDED = {"predict": ["picture.png"], "train": []}
+NEEDED = {"predict": ["image.png"], "train": []}
 DOORS = {
-    **{verb: [verb, "FILE", *NEEDED.get(verb, [])] for verb in ("validate", "predict", "export", "serve", "report")},
-    **{verb: [verb, "FILE"] for verb in ("restore", "average")},
+    **{
+        command: [command, "FILE", *NEEDED.get(command, [])]
+        for command in ("validate", "predict", "export", "serve", "report")
+    },
+    **{name: [name, "FILE"] for name in ("restore", "average")},
     "bench infer": ["bench", "infer", "FILE"],
     "init-path": ["train", "--config", "lenet-digits", "--init-path", "FILE", "--run-dir", "FILE-run"],
     "config-path": ["train", "--config-path", "FILE", "--config", "mine"],
@@ -94,7 +97,7 @@ DOORS = {
 
 @pytest.mark.parametrize("ending", ["pth", "safetensors", "yml"])
 @pytest.mark.parametrize("door", DOORS)
-def test_a_pickle_given_to_a_verb_is_refused_in_one_line_and_never_runs(door, ending, flag, tmp_path, counted):
+def test_a_pickle_passed_to_a_command_is_rejected_in_one_line_and_never_runs(door, ending, flag, tmp_path, counted):
     file = tmp_path / f"stranger.{ending}"
     words = [word.replace("FILE", str(file)) for word in DOORS[door]]
     for make in counted.each(KIND, PICKLES.values()):
@@ -105,7 +108,7 @@ def test_a_pickle_given_to_a_verb_is_refused_in_one_line_and_never_runs(door, en
 
 
 @pytest.mark.parametrize("how", PICKLES)
-def test_a_pickle_inside_a_sealed_checkpoint_is_refused_and_never_runs(how, flag, tmp_path, counted):
+def test_a_pickle_inside_a_sealed_checkpoint_is_rejected_and_never_runs(how, flag, tmp_path, counted):
     files = {"model.safetensors": PICKLES[how](flag), "state.json": b'{"step": 1}'}
     for name, data in {**files, "manifest.json": encode_manifest(files)}.items():
         (tmp_path / name).write_bytes(data)
@@ -115,7 +118,7 @@ def test_a_pickle_inside_a_sealed_checkpoint_is_refused_and_never_runs(how, flag
 
 @pytest.mark.parametrize("name", ["model.pth", "model.pt", "weights", "model.ckpt"])
 @pytest.mark.parametrize("how", ["text", "newest", "torch"])
-def test_a_pickle_given_as_a_checkpoint_is_told_what_it_is(name, how, flag, tmp_path, counted):
+def test_the_error_for_a_pickle_as_checkpoint_names_the_file_type(name, how, flag, tmp_path, counted):
     file = tmp_path / name
     file.write_bytes(PICKLES[how](flag))
     for act in counted.each(KIND, (load, find_checkpoints)):
@@ -151,7 +154,7 @@ PLACES = {"raw labels": "raw", "metadata": "tar"}
 
 
 def lay_out(kind, whole, place):
-    """The other files of a format, so that the damaged one is really opened."""
+    """Write the other files of a format: the damaged one is then really opened."""
     if kind == "cifar-python":
         return write_python(place, CIFAR10)
     if DATA[kind][0] == "pictures":
@@ -171,7 +174,7 @@ def test_a_pickle_in_place_of_a_data_file_is_named_and_never_runs(kind, whole, f
         (folder / name).write_bytes(make(flag))
         with pytest.raises(DataError) as caught:
             found = open_dataset(config, announce=print, progress=ignore_progress)
-            raise DataError(f"{folder}: {len(found.train)} entries, of which the stranger is no picture")
+            raise DataError(f"{folder}: {len(found.train)} entries, of which the stranger is not an image")
         assert str(folder) in str(caught.value) and "\n" not in str(caught.value) and not flag.exists()
 
 
@@ -214,7 +217,7 @@ def tree(folder):
     return sorted(str(path) for path in folder.rglob("*"))
 
 
-def test_a_downloaded_archive_with_evil_members_gives_nothing_and_writes_nothing(tmp_path):
+def test_a_downloaded_archive_with_malicious_members_yields_and_writes_nothing(tmp_path):
     """Even one that had the published checksum."""
     data = pack(evil_members(), "w:gz")
     part = tmp_path / "inner" / "cifar.tar.gz"
@@ -228,20 +231,20 @@ def test_a_downloaded_archive_with_evil_members_gives_nothing_and_writes_nothing
     assert tree(tmp_path) == before
 
 
-def test_a_tar_of_pictures_with_evil_members_writes_nothing(whole, tmp_path):
+def test_a_tar_of_images_with_malicious_members_writes_nothing(whole, tmp_path):
     folder = tmp_path / "inner" / "tar"
     shutil.copytree(whole / "tar", folder)
-    picture = (whole / "folder" / "train" / "class-0" / "0.jpg").read_bytes()
+    image = (whole / "folder" / "train" / "class-0" / "0.jpg").read_bytes()
     members = [(tarfile.TarInfo(f"../../evil{number}.{ending}"), data) for number in range(7)
-               for ending, data in (("jpg", picture), ("cls", b"1"))]  # fmt: skip
+               for ending, data in (("jpg", image), ("cls", b"1"))]  # fmt: skip
     (folder / "train-000000.tar").write_bytes(pack([*members, *list(evil_members())[5:]], "w"))
     before = tree(tmp_path)
     found = open_images(folder, "x", ignore_progress)
-    assert found.train.read(0) == picture
+    assert found.train.read(0) == image
     assert tree(tmp_path) == before
 
 
-def test_a_tar_member_that_is_a_link_is_no_picture(whole, tmp_path):
+def test_a_tar_member_that_is_a_link_is_not_read_as_an_image(whole, tmp_path):
     folder = shutil.copytree(whole / "tar", tmp_path / "tar")
     (folder / "metadata.json").unlink()
     link = tarfile.TarInfo("000000000.jpg")

@@ -60,11 +60,11 @@ def test_after_a_kill_at_any_system_call_of_a_save_the_newest_good_checkpoint_lo
 def test_a_system_call_of_a_save_that_fails_is_one_line_or_harmless(code, faulty_saves, counted):
     kind = "I/O error" if code == errno.EIO else "full disk"
     for result in counted.each(f"{kind} at a system call of a save", faulty_saves[code]):
-        assert result["exit"] == 0 and "\n" not in result["told"]
-        assert result["left"] == 3.0 if not result["told"] else result["left"] in (2.0, 3.0)
+        assert result["exit"] == 0 and "\n" not in result["message"]
+        assert result["left"] == 3.0 if not result["message"] else result["left"] in (2.0, 3.0)
         assert result["after"] == 4.0
     results = faulty_saves[code]
-    assert sum(os.strerror(code) in result["told"] for result in results) > len(results) // 2
+    assert sum(os.strerror(code) in result["message"] for result in results) > len(results) // 2
 
 
 def read_column(folder, name):

@@ -48,7 +48,7 @@ def test_a_run_in_16_bits_that_was_stopped_and_restored_has_the_bits_of_an_unbro
     assert states[0]["scaling"] == states[1]["scaling"]
 
 
-def test_a_checkpoint_says_which_format_its_weights_have(train_digits):
+def test_a_checkpoint_records_the_format_of_its_weights(train_digits):
     for precision, master in (("16.16", "fp16"), ("16.32", "fp32")):
         report = train_digits(precision, precision=precision, iterations=3, epochs=None, **EMULATED)
         assert json.loads(newest(report, "state.json").read_text())["numerics"]["master"] == master
@@ -116,7 +116,7 @@ def test_surveys_and_dumps_are_written_into_the_run(train_digits):
 
 
 def test_a_policy_of_fp32_has_the_bits_of_a_plain_run_even_when_it_is_watched(train_digits):
-    """With PyTorch's layers: native ones, whose sums are others, show nobody what happens inside."""
+    """Use PyTorch layers: native ones sum in another order and call no hooks inside."""
     given = {"iterations": 5, "epochs": None, "batch_size": 100, "kernels": "torch"}
     plain = train_digits("plain", **given)
     watched = train_digits("watched", **given, survey_freq=1, fp_exceptions=True)

@@ -21,7 +21,7 @@ from photo_sets import FORMATS, photo_config, write_every_format
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Small smooth pictures of three classes in every format."""
+    """Write small smooth images of three classes in every format."""
     return write_every_format(tmp_path_factory.mktemp("photos"))
 
 
@@ -30,10 +30,10 @@ def losses(folder):
         return [row["loss"] for row in csv.DictReader(file)]
 
 
-def test_every_format_learns_the_same_from_the_same_pictures(photos, tmp_path):
-    """The raw store too, where pictures are stored at their own size and none is large enough to be decoded smaller."""
-    for kind, told in FORMATS.items():
-        assert open_images(photos / kind, "x", ignore_progress).origin == f"x ({told})"
+def test_every_format_learns_the_same_from_the_same_images(photos, tmp_path):
+    """Include the raw store: it keeps the original sizes, and no image is large enough to be decoded smaller."""
+    for kind, description in FORMATS.items():
+        assert open_images(photos / kind, "x", ignore_progress).origin == f"x ({description})"
         session.train(photo_config(photos, kind, tmp_path / kind), SilentConsole())
     assert len({tuple(losses(tmp_path / kind)) for kind in FORMATS}) == 1
     assert len({weights_hash(tmp_path / kind) for kind in FORMATS}) == 1
@@ -86,7 +86,7 @@ MIXED = {"mixup_alpha": 0.3, "cutmix_lambda": 0.8, "color_jitter": (0.2, 0.2, 0.
 
 
 @pytest.mark.parametrize("kind", ["tar", "raw"])
-def test_a_run_stopped_inside_an_epoch_goes_on_with_the_very_next_picture(photos, tmp_path, kind):
+def test_a_run_stopped_inside_an_epoch_continues_with_the_next_image(photos, tmp_path, kind):
     session.train(photo_config(photos, kind, tmp_path / "unbroken", **MIXED), SilentConsole())
     stopped = session.train(photo_config(photos, kind, tmp_path / "broken", **MIXED), StoppingConsole(24))
     assert stopped.stopped_by == signal.SIGTERM
@@ -106,7 +106,7 @@ def test_accumulating_equals_a_big_batch_with_mixing(photos, tmp_path):
     assert max(float((whole[name] - parts[name]).abs().max()) for name in whole) < 1e-5
 
 
-def test_a_broken_picture_is_left_out_and_listed_in_the_run_folder(photos, tmp_path):
+def test_a_damaged_image_is_skipped_and_listed_in_the_run_folder(photos, tmp_path):
     shutil.copytree(photos / "folder", tmp_path / "folder")
     broken = tmp_path / "folder" / "train" / "class-1" / "1.jpg"
     broken.write_bytes(broken.read_bytes()[:300])

@@ -25,7 +25,7 @@ def test_a_child_that_dies_means_does_not_work(lying_cpu):
     assert (ability.works, ability.gflops) == (False, 0.0)
 
 
-def test_an_answer_is_kept_per_machine(lying_cpu, monkeypatch):
+def test_a_probe_result_is_cached_per_machine(lying_cpu, monkeypatch):
     assert not device.probe("matmul", "bfloat16", limited=False).works
     monkeypatch.setattr(device, "_PROBE", "print(1.0)")
     assert not device.probe("matmul", "bfloat16", limited=False).works
@@ -37,7 +37,7 @@ def test_broken_amx_sets_the_safe_limit(lying_cpu):
     assert os.environ[device.ISA_LIMIT] == device.SAFE_ISA
 
 
-def test_what_the_user_has_set_stays(lying_cpu, monkeypatch):
+def test_environment_variables_of_the_user_are_kept(lying_cpu, monkeypatch):
     monkeypatch.setenv(device.ISA_LIMIT, "AVX2")
     device.prepare()
     assert os.environ[device.ISA_LIMIT] == "AVX2"
@@ -74,7 +74,7 @@ def test_threads_follow_the_affinity():
 
 
 @pytest.mark.parametrize("name", ["cuda:x", "ipu", "gpu", ""])
-def test_an_unknown_device_lists_what_there_is(name):
+def test_an_unknown_device_lists_the_available_ones(name):
     with pytest.raises(DeviceError, match="choose auto or one of .*cpu"):
         device.select(name)
 

@@ -23,7 +23,7 @@ def test_every_c_file_is_tried():
     assert files == {file for files, _ in doctor.NATIVE.values() for file in files}
 
 
-def test_a_report_has_tried_what_it_tells(monkeypatch, capsys):
+def test_a_report_contains_only_probed_results(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "PROBES", [("matmul", "float32")])
     assert run(["--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -32,7 +32,7 @@ def test_a_report_has_tried_what_it_tells(monkeypatch, capsys):
     assert report["versions"]["python"].startswith("3.") and report["threads"] >= 1
 
 
-def test_a_c_file_that_cannot_be_compiled_is_told_with_the_reason(monkeypatch):
+def test_a_c_file_that_does_not_compile_is_reported_with_the_reason(monkeypatch):
     load = build.load
 
     def reject(file, options=()):

@@ -85,7 +85,7 @@ def test_statistics_counters_may_be_missing(tmp_path):
         ("resnet11-cifar", "missing key 'layer1.0.conv3.weight'"),
     ],
 )
-def test_weights_of_another_network_are_refused(tmp_path, model, message):
+def test_weights_of_another_model_are_rejected(tmp_path, model, message):
     path = store(tmp_path / "w.safetensors", build("resnet8-cifar").state_dict())
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load_pretrained(build(model), path)

@@ -24,7 +24,7 @@ def never(line: str) -> None:
 
 
 def write_digits_as(folder: Path, change: int = 0) -> Path:
-    """The shipped digits under the file names of MNIST, with one label changed so that they are not known."""
+    """The shipped digits under the file names of MNIST, with one label changed to make them unknown."""
     digits = load_digits()
     labels = digits.test.labels.copy()
     labels[0] = (labels[0] + change) % 10
@@ -35,7 +35,7 @@ def write_digits_as(folder: Path, change: int = 0) -> Path:
     return folder
 
 
-def test_the_list_shows_what_is_here_and_what_must_be_fetched(own_cache: Path) -> None:
+def test_the_list_shows_available_and_missing_datasets(own_cache: Path) -> None:
     listing = {entry.name: entry for entry in list_datasets()}
     assert list(listing) == ["mnist", "fashion-mnist", "digits", "cifar-10", "cifar-100"]
     assert listing["digits"].place == "shipped with convolve"

@@ -17,7 +17,7 @@ def test_every_length_agrees_with_the_definition(length: int) -> None:
     assert crc32c(data) == slow_crc(data)
 
 
-def test_ranges_of_mixed_length_are_computed_each_on_its_own() -> None:
+def test_ranges_of_mixed_length_are_computed_independently() -> None:
     chance = random.Random(1)
     data = chance.randbytes(5000)
     starts = [chance.randrange(4000) for _ in range(60)]

@@ -47,7 +47,7 @@ def test_all_files_are_fetched_verified_and_unpacked(server: Server, sample: Sam
     assert (f"fetch {FIRST}.gz", len(server.files[f"{FIRST}.gz"]), len(server.files[f"{FIRST}.gz"])) in seen
 
 
-def test_what_is_there_is_not_fetched_again(server: Server, sample: Sample, tmp_path: Path) -> None:
+def test_existing_files_are_not_fetched_again(server: Server, sample: Sample, tmp_path: Path) -> None:
     entry = sample.fill(server)
     fetch_entry(entry, tmp_path, ignore_progress, QUICK)
     count = len(server.requests)
@@ -67,7 +67,7 @@ def test_only_a_damaged_file_is_fetched_again(server: Server, sample: Sample, tm
     assert len(server.gets("t10k-images-idx3-ubyte.gz")) == 1
 
 
-def test_a_transfer_that_broke_off_goes_on_where_it_stopped(server: Server, sample: Sample, tmp_path: Path) -> None:
+def test_an_interrupted_transfer_resumes_at_its_last_byte(server: Server, sample: Sample, tmp_path: Path) -> None:
     entry = sample.fill(server)
     server.mode = "cut"
     with pytest.raises(DataError, match=r"127.0.0.1: connection lost after \d+ of \d+ bytes"):
@@ -88,7 +88,7 @@ def test_a_mirror_without_ranges_sends_all_again(server: Server, sample: Sample,
 
 
 @pytest.mark.parametrize("part", [b"other bytes", b"x" * 10_000_000], ids=["wrong", "too long"])
-def test_a_wrong_beginning_is_thrown_away_and_fetched_in_full(
+def test_a_wrong_partial_file_is_deleted_and_fetched_in_full(
     server: Server, sample: Sample, tmp_path: Path, part: bytes
 ) -> None:
     entry = sample.fill(server)
@@ -120,7 +120,7 @@ def test_an_endless_file_is_rejected_before_it_is_received(server: Server, sampl
         fetch_entry(entry, tmp_path, ignore_progress, QUICK)
 
 
-def test_a_missing_file_is_an_error_that_names_the_answer(server: Server, sample: Sample, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_names_the_http_status(server: Server, sample: Sample, tmp_path: Path) -> None:
     entry = sample.fill(server)
     server.mode = "gone"
     with pytest.raises(DataError, match=f"mnist could not be fetched: 127.0.0.1: HTTP 404 for {FIRST}.gz"):
@@ -142,7 +142,7 @@ def test_another_mirror_takes_over(server: Server, sample: Sample, tmp_path: Pat
     assert_complete(entry, tmp_path)
 
 
-def test_a_machine_without_network_gets_the_reason_of_every_mirror() -> None:
+def test_an_offline_machine_gets_the_reason_of_every_mirror() -> None:
     good, reasons = find_mirrors(("http://127.0.0.1:9/", "https://mirror.invalid/"), "file", 2.0)
     assert good == []
     assert len(reasons) == 2
@@ -154,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_named(server: Server, sample: Sample,
         fetch_entry(sample.fill(server), tmp_path / "file" / "cache", ignore_progress, QUICK)
 
 
-def test_two_processes_at_once_fetch_each_file_once(server: Server, sample: Sample, tmp_path: Path) -> None:
+def test_two_concurrent_processes_fetch_each_file_once(server: Server, sample: Sample, tmp_path: Path) -> None:
     entry = sample.fill(server)
     server.mode = "slow"
     children = [start_child(entry, tmp_path / "to") for _ in range(2)]

@@ -14,7 +14,7 @@ LABELS = np.array([3, 1, 4, 1, 5])
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])
 @pytest.mark.parametrize("name", ["images", "images.gz", "images.txt"])
-def test_an_idx_file_is_read_by_content_whatever_its_name(tmp_path: Path, pack, name: str) -> None:
+def test_an_idx_file_is_recognized_by_content_under_any_name(tmp_path: Path, pack, name: str) -> None:
     (tmp_path / name).write_bytes(pack(pack_idx(IMAGES)))
     assert np.array_equal(read_images(tmp_path / name), IMAGES)
 
@@ -47,18 +47,18 @@ def test_a_split_needs_as_many_labels_as_images() -> None:
         check_images(IMAGES, LABELS[:4], classes=10, source="here")
 
 
-def test_a_split_refuses_a_label_outside_the_classes_and_names_the_sample() -> None:
+def test_a_split_rejects_a_label_outside_the_classes_and_names_the_sample() -> None:
     with pytest.raises(DataError, match="here: label 4 of sample 2: must be 0 to 3"):
         check_images(IMAGES, np.minimum(LABELS, 4), classes=4, source="here")
 
 
-def test_a_split_refuses_negative_labels_where_any_class_is_accepted() -> None:
+def test_a_split_rejects_negative_labels_if_any_class_is_accepted() -> None:
     with pytest.raises(DataError, match="label -1 of sample 0"):
         check_images(IMAGES, LABELS - 4, classes=None, source="here")
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 6, 2), (5, 7), (5, 0, 6), (5, 5000, 1)])
-def test_a_split_refuses_implausible_images(shape: tuple[int, ...]) -> None:
+def test_a_split_rejects_implausible_images(shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="here: image"):
         check_images(np.zeros(shape, np.uint8), LABELS, classes=10, source="here")
 

@@ -147,7 +147,7 @@ def test_any_flipped_bit_in_a_png_is_an_error_or_harmless(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "contents", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"BM" + bytes(60), b"GIF89a", b"P5\n9 9\n255\n"]
 )
-def test_what_is_no_image_is_named(tmp_path: Path, contents: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_named(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "what").write_bytes(contents)
     with pytest.raises(DataError, match="what: "):
         read_image(tmp_path / "what", channels=1)

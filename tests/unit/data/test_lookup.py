@@ -120,7 +120,7 @@ def test_the_option_comes_before_the_environment(
         ({"HOME": "/h"}, "/h/.cache/convolve/datasets/mnist"),
     ],
 )
-def test_the_cache_is_where_the_environment_says(
+def test_the_environment_sets_the_cache_folder(
     variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CONVOLVE_CACHE", "XDG_CACHE_HOME", "HOME"):
@@ -172,7 +172,7 @@ def test_an_unknown_name_suggests_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("download", [True, False])
-def test_where_no_set_was_named_the_digits_stand_in_with_one_line(download: bool) -> None:
+def test_without_a_named_dataset_the_digits_are_used_with_one_message(download: bool) -> None:
     lines: list[str] = []
     dataset = open_dataset(DataConfig(download=download), announce=lines.append, progress=ignore_progress)
     assert dataset.name == "digits"

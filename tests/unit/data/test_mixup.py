@@ -39,7 +39,7 @@ def test_cutmix_by_hand():
     assert targets.weights[:, 0].tolist() == [0.75, 0.25]
 
 
-def test_cutmix_counts_the_pixels_of_the_box_not_the_share_that_was_drawn():
+def test_cutmix_weighs_labels_by_the_pixels_of_the_box_not_by_the_drawn_fraction():
     places = np.arange(4)
     _, targets = plan(4, kept=0.5).apply(images(4), torch.arange(4), places, places)
     assert targets.weights[:, 0].tolist() == [1 - 9 / 16, 9 / 16]  # round(4 * sqrt(0.5)) = 3
@@ -55,7 +55,7 @@ def test_both_together_have_four_labels_by_hand():
     assert mixed[3, 0, 0, 0] == pytest.approx(0.8 * 1 + 0.2 * 0)
 
 
-def test_a_window_of_two_takes_the_other_one():
+def test_a_batch_of_two_mixes_each_with_the_other():
     places = np.arange(2)
     _, targets = plan(2, kept=0.75).apply(images(2), torch.arange(2), places, places)
     assert targets.labels.tolist() == [[0, 1], [1, 0]]
@@ -78,10 +78,10 @@ def test_a_disabled_cutmix_leaves_images_and_labels_alone():
         (Cutmix("uniform", low=0.5, high=0.9, disable_probability=0.5), 0.85),
     ],
 )
-def test_each_version_keeps_the_share_that_it_promises(cutmix, mean):
-    shares = [Mixing(0.0, cutmix).plan(8, (0, 0, row)).kept for row in range(4000)]
-    assert np.mean(shares) == pytest.approx(mean, abs=0.01)
-    assert min(shares) >= 0 and max(shares) <= 1
+def test_each_mixture_keeps_the_stated_fraction(cutmix, mean):
+    fractions = [Mixing(0.0, cutmix).plan(8, (0, 0, row)).kept for row in range(4000)]
+    assert np.mean(fractions) == pytest.approx(mean, abs=0.01)
+    assert min(fractions) >= 0 and max(fractions) <= 1
 
 
 def test_mixup_keeps_at_least_half_of_the_base():
@@ -106,7 +106,7 @@ def test_the_loss_of_mixed_targets_is_the_weighted_sum_of_losses():
         assert torch.allclose(loss(logits, Targets(labels, weights)), expected, atol=1e-5)
 
 
-def test_smoothing_over_the_others_leaves_the_target_its_share():
+def test_smoothing_over_the_other_classes_leaves_the_target_its_fraction():
     logits, labels = torch.randn(5, 10), torch.arange(5)
     target = torch.full((5, 10), 0.1 / 9)
     target[torch.arange(5), labels] = 0.9

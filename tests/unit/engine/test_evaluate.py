@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def make_network(name="resnet8-cifar", side=32, channels=3, **options):
-    """A network whose statistics are those of nobody: a norm that is folded wrongly shows."""
+    """Make a model with random statistics, which expose a norm that is folded wrongly."""
     shape = (channels, side, side)
     network = registry.build(name, classes=10, input_shape=shape, seed=3, options=ModelConfig(**options))
     chance = torch.Generator().manual_seed(0)
@@ -49,7 +49,7 @@ def count_by_hand(network, loader):
 
 @pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 @pytest.mark.parametrize(("name", "side", "channels"), [("resnet8-cifar", 32, 3), ("lenet-bn", 28, 1)])
-def test_an_evaluation_counts_what_the_unfolded_network_would(name, side, channels, native):
+def test_evaluation_counts_equal_those_of_the_unfolded_model(name, side, channels, native):
     network, loader = make_network(name, side, channels), make_loader(side, channels)
     loss, accuracy = count_by_hand(network, loader)
     if native:
@@ -58,12 +58,12 @@ def test_an_evaluation_counts_what_the_unfolded_network_would(name, side, channe
     assert counts.loss == pytest.approx(loss, rel=1e-5) and counts.accuracy == accuracy and counts.samples == 50
 
 
-def test_no_batch_norm_is_left_in_what_answers():
+def test_no_batch_norm_remains_in_the_evaluated_model():
     network = make_network()
     assert count_batch_norms(network) > 0 == count_batch_norms(fold_for_inference(network))
 
 
-def test_the_network_keeps_its_norms_its_mode_and_its_weights():
+def test_the_trained_model_keeps_its_norms_its_mode_and_its_weights():
     network, loader = make_network().train(), make_loader()
     before, norms = {k: v.clone() for k, v in network.state_dict().items()}, count_batch_norms(network)
     evaluate(network, loader, 20)
@@ -80,7 +80,7 @@ def test_an_evaluation_sees_weights_that_changed_since_the_last_one():
     assert evaluate(network, loader, 20).loss != first.loss
 
 
-def test_a_network_that_is_watched_answers_itself():
+def test_a_model_with_hooks_is_evaluated_unfolded():
     network = make_network()
     seen = []
     network.blocks["conv1"].register_forward_hook(lambda *_: seen.append(1))
@@ -89,12 +89,12 @@ def test_a_network_that_is_watched_answers_itself():
     assert len(seen) == 2
 
 
-def test_a_network_without_batch_norm_answers_itself():
+def test_a_model_without_batch_norm_is_evaluated_as_it_is():
     network = make_network(norm_type="group", groups=4)
     assert fold_for_inference(network) is network
 
 
-def test_after_an_evaluation_training_goes_on_as_before():
+def test_after_an_evaluation_training_continues_as_before():
     network, loader = make_network(), make_loader()
     with eval_mode(network):
         pass

@@ -68,7 +68,7 @@ def test_a_step_moves_the_position_by_the_global_batch():
     assert state.step == 4
 
 
-def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
+def test_every_epoch_has_each_sample_once_in_a_different_order():
     loader = make_loader(InMemoryImages(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
     steps = loader.step_batches(5, 0, 16, 16)
     epochs = [[label for _ in range(3) for label in next(steps).micro_batches[0].labels.tolist()] for _ in range(2)]
@@ -77,7 +77,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 
 @pytest.mark.parametrize("position", [0, 16, 32, 37, 53, 100])
-def test_a_position_is_enough_to_go_on(position):
+def test_a_position_is_enough_to_resume(position):
     loader = make_loader(InMemoryImages(np.zeros((37, 1, 1, 1), np.uint8), np.arange(37)))
 
     def labels(batches, count):
@@ -147,13 +147,13 @@ def test_metrics_are_reset_when_they_are_computed():
     assert (counts.loss, counts.accuracy, counts.samples) == (1.0, 1.0, 3)
 
 
-def test_weights_of_another_network_are_refused():
+def test_weights_of_another_model_are_rejected():
     snapshot = make_state("lenet-bn").snapshot({})
     with pytest.raises(CheckpointError, match="do not fit the model"):
         load_weights(make_state("lenet5").model, snapshot)
 
 
-def test_standard_normalization_gives_mean_zero_and_deviation_one():
+def test_standard_normalization_gives_mean_zero_and_standard_deviation_one():
     split = make_split(200)
     images = split.fit_transform("standard")(torch.from_numpy(split.images))
     assert float(images.mean()) == pytest.approx(0, abs=1e-5)

@@ -45,12 +45,12 @@ def test_what_the_image_is_moved_by_is_one_pixel_either_way(image):
 
 
 @pytest.mark.parametrize("views", [1, 2, 6])
-def test_a_network_that_does_not_care_answers_alike(views):
+def test_a_flip_invariant_model_has_the_same_logits(views):
     images = torch.randn(5, 3, 8, 8)
     constant = torch.randn(1, 10)
     assert torch.equal(average_views(lambda x: constant.expand(len(x), -1), views)(images), constant.expand(5, -1))
 
 
 @pytest.mark.parametrize("views", [1, 2, 6])
-def test_a_stage_that_gives_no_answer_gives_none(views, image):
+def test_a_stage_without_logits_returns_none(views, image):
     assert average_views(lambda images: None, views)(image) is None

@@ -26,7 +26,7 @@ from convolve.models import registry
 from convolve.runs import session
 from convolve.runs.load import iter_test_batches, load_trained, open_run_data, to_pixels
 from digit_runs import digits_config
-from norm_steps import settle
+from norm_steps import update_statistics
 
 PHOTO_MODELS = [name for name in ("resnet18", "efficientnet-b0") if name in registry.names()]
 
@@ -64,7 +64,7 @@ def train_a_few_steps(model):
         with rng.at(seed=0, step=step, first=0):
             torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-        settle(model)
+        update_statistics(model)
 
 
 def model_and_metadata(name):

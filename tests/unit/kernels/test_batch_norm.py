@@ -60,7 +60,7 @@ def test_every_number_of_channels_gives_what_torch_gives(activation):
     """With inputs whose sums do not cancel.
 
     With seed 0 the db of one channel nearly does: torch's own in float32 is off by about 1e-5 as well. Seed 1 is the
-    gradient's, which then lies along x, so that dx is nothing but rounding.
+    gradient's, which then lies along x and makes dx nothing but rounding.
     """
     for channels in range(1, 71):
         given = draw((3, channels, 5, 4), seed=2)
@@ -144,7 +144,7 @@ def test_a_constant_channel_gives_its_bias():
     assert y[0, :, 0, 0].tolist() == [1.0, -1.0, 0.5]
 
 
-def test_no_memory_beyond_its_own_is_touched():
+def test_no_memory_outside_the_buffers_is_touched():
     kernel = batch_norm.load()
     for rows, c in ((1000, 20), (7, 3), (65, 17), (4096, 16), (5, 1)):
         sizes = {"y": rows * c, "found": 3 * c, "dx": rows * c, "dw": c, "db": c}
@@ -161,7 +161,7 @@ def test_no_memory_beyond_its_own_is_touched():
             assert tensor[:16].eq(77).all() and tensor[-16:].eq(77).all(), (name, rows, c)
 
 
-def test_what_it_cannot_run_is_refused_before_any_memory_is_touched():
+def test_unsupported_inputs_are_rejected_before_any_memory_is_touched():
     weight = torch.ones(2)
     for x in (torch.zeros(1, 2, 1, 1), torch.zeros(4, 3, 2, 2), torch.zeros(4, 2), torch.zeros(4, 2, 2, 2).double()):
         assert not batch_norm.can_run(x, weight)

@@ -114,7 +114,7 @@ def test_batches_of_any_size_give_what_torch_gives(images: int) -> None:
         Case(16, 32, 14, 14, 32, (5, 5), Geometry((2, 2), True)),
     ],
 )
-def test_layers_of_the_digit_networks_give_what_torch_gives(case: Case) -> None:
+def test_layers_of_the_digit_models_equal_torch(case: Case) -> None:
     assert_like_torch(case)
 
 
@@ -150,7 +150,7 @@ def test_a_layer_without_bias_has_a_bias_of_zero() -> None:
     )
 
 
-def test_equal_values_in_a_window_send_the_gradient_to_the_first_as_torch_does() -> None:
+def test_equal_values_in_a_pool_send_the_gradient_to_the_first_as_in_torch() -> None:
     x = torch.ones(2, 1, 9, 9)
     weight, bias = torch.full((3, 1, 3, 3), 0.25), torch.zeros(3)
     for geometry in (Geometry(), Geometry((0, 0), True), Geometry((1, 1), True)):
@@ -188,7 +188,7 @@ def test_one_and_two_threads_give_the_same_bits(threads: None) -> None:
         assert found[0] == found[1] == found[2]
 
 
-def test_an_image_has_the_same_bits_in_any_company() -> None:
+def test_an_image_has_the_same_bits_next_to_any_others() -> None:
     case = Case(33, 4, 10, 10, 18, (3, 3), Geometry((1, 1)))
     x, weight, bias = draw(case)
     g = torch.randn(33, 18, 5, 5)
@@ -220,7 +220,7 @@ def test_an_input_that_learns_nothing_gets_no_gradient_and_weights_get_the_same_
     assert bits([both[0], *both[2:]]) == bits(alone)
 
 
-def test_the_gradient_has_no_gradient_and_says_so() -> None:
+def test_a_second_derivative_is_an_error() -> None:
     case = Case(2, 2, 6, 6, 4, (3, 3))
     leaves = [tensor.requires_grad_() for tensor in draw(case)]
     y = conv_pool_relu(*leaves, case.geometry)  # type: ignore[call-arg]
@@ -229,7 +229,7 @@ def test_the_gradient_has_no_gradient_and_says_so() -> None:
         dx.sum().backward()
 
 
-def test_no_memory_beyond_its_own_is_touched() -> None:
+def test_no_memory_outside_the_buffers_is_touched() -> None:
     """Guards of known values stand around the scratch memory and the results."""
     script = """
 import torch
@@ -272,7 +272,7 @@ for case in ((5, 3, 9, 7, 9, 5, 4, 2, 1, 5, 3), (1, 1, 6, 6, 1, 3, 3, 0, 0, 2, 2
         torch.nn.Parameter(torch.zeros(1, 2, 6, 6)),
     ],
 )
-def test_what_it_cannot_run_is_refused_before_any_memory_is_touched(x: Tensor) -> None:
+def test_unsupported_inputs_are_rejected_before_any_memory_is_touched(x: Tensor) -> None:
     weight = torch.zeros(4, 2, 3, 3)
     assert not conv_pool.can_run(x, weight, Geometry())
     with pytest.raises(AssertionError, match="not a case for native code"):

@@ -84,8 +84,8 @@ def test_a_frozen_input_has_no_gradient():
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize(("side", "stride"), KINDS)
-def test_no_memory_beyond_its_own_is_touched(lanes, side, stride):
-    """Every tensor lies between guards, and scratch memory begins as NaN: whatever is not written shows."""
+def test_no_memory_outside_the_buffers_is_touched(lanes, side, stride):
+    """Every tensor lies between guards, and scratch memory starts as NaN, which exposes unwritten values."""
     kernel = load(f"-DLANES={lanes}")
     assert kernel.constant("lanes") == lanes
     images, channels, height, width = 3, 3 * lanes, 7, 10

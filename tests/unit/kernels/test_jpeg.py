@@ -15,7 +15,7 @@ from convolve.errors import DataError
 from convolve.kernels import build
 from convolve.kernels.jpeg import read_jpegs
 
-ROOM = 1 << 20
+BYTES = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def compiler():
 
 
 def encode(size=(40, 56), mode="RGB", **options) -> bytes:
-    """A picture of soft shapes, which compresses as photographs do."""
+    """Make an image of soft shapes, which compresses like a photograph."""
     chance = np.random.default_rng(size)
     small = Image.fromarray(chance.integers(0, 256, (5, 7, 3), np.uint8))
     sink = io.BytesIO()
@@ -35,7 +35,7 @@ def encode(size=(40, 56), mode="RGB", **options) -> bytes:
 
 
 def write_index(root: Path, contents: list[bytes]) -> Index:
-    """Each picture as a file of its own."""
+    """Write each image to a separate file."""
     places = []
     for number, data in enumerate(contents):
         (root / f"{number}.jpg").write_bytes(data)
@@ -72,7 +72,7 @@ OTHER = {
 def test_plain_jpegs_are_read_with_the_bytes_and_the_size_that_one_by_one_gives(tmp_path):
     index = write_index(tmp_path, list(PLAIN.values()))
     rows = list(range(len(PLAIN)))
-    found = index.read_jpegs(rows, np.empty(ROOM, np.uint8))
+    found = index.read_jpegs(rows, np.empty(BYTES, np.uint8))
     assert list(found) == rows
     for row, jpeg in found.items():
         assert jpeg.data == index.read(row)
@@ -81,7 +81,7 @@ def test_plain_jpegs_are_read_with_the_bytes_and_the_size_that_one_by_one_gives(
 
 def test_everything_else_is_left_to_be_read_one_by_one(tmp_path):
     index = write_index(tmp_path, [*OTHER.values(), PLAIN["colors"]])
-    assert list(index.read_jpegs(range(len(index)), np.empty(ROOM, np.uint8))) == [len(OTHER)]
+    assert list(index.read_jpegs(range(len(index)), np.empty(BYTES, np.uint8))) == [len(OTHER)]
 
 
 def test_pieces_of_a_large_file_are_found_by_offset_and_length(tmp_path):
@@ -90,33 +90,33 @@ def test_pieces_of_a_large_file_are_found_by_offset_and_length(tmp_path):
     starts = np.cumsum([300, *map(len, PLAIN.values())]).tolist()
     places = [SampleLocation(0, at, len(one), 0, "x") for at, one in zip(starts, PLAIN.values(), strict=False)]
     index = make_index(tmp_path, ["shard"], [*places, SampleLocation(0, len(data) - 50, 100, 0, "beyond the end")])
-    found = index.read_jpegs(list(range(len(index))), np.empty(ROOM, np.uint8))
+    found = index.read_jpegs(list(range(len(index))), np.empty(BYTES, np.uint8))
     assert [bytes(jpeg.data) for jpeg in found.values()] == list(PLAIN.values())
     with pytest.raises(DataError, match="beyond the end: contains 50 of 100 bytes"):
         index.read(len(PLAIN))
 
 
-def test_what_does_not_fit_is_left_and_nothing_behind_the_memory_is_touched(tmp_path):
+def test_images_that_do_not_fit_are_skipped_and_no_memory_behind_is_touched(tmp_path):
     one = PLAIN["colors"]
     index = write_index(tmp_path, [one, PLAIN["large"], one, one])
     # A whole file needs a byte more than it has: only so is its end seen.
-    for room, expected in ((2 * len(one) + 1, [0, 2]), (2 * len(one), [0]), (len(one), []), (0, [])):
-        around = np.full(ROOM, 77, np.uint8)
-        assert list(index.read_jpegs([0, 1, 2, 3], around[:room])) == expected
-        assert (around[room:] == 77).all()
+    for size, expected in ((2 * len(one) + 1, [0, 2]), (2 * len(one), [0]), (len(one), []), (0, [])):
+        around = np.full(BYTES, 77, np.uint8)
+        assert list(index.read_jpegs([0, 1, 2, 3], around[:size])) == expected
+        assert (around[size:] == 77).all()
 
 
 def test_a_missing_file_is_left_to_the_reader_that_names_it(tmp_path):
     index = write_index(tmp_path, [PLAIN["colors"]] * 2)
     (tmp_path / "0.jpg").unlink()
-    assert list(index.read_jpegs([0, 1], np.empty(ROOM, np.uint8))) == [1]
+    assert list(index.read_jpegs([0, 1], np.empty(BYTES, np.uint8))) == [1]
     with pytest.raises(DataError, match=r"0\.jpg: cannot read \(No such file"):
         index.read(0)
 
 
-def test_no_pictures_and_no_compiler_are_no_trouble(tmp_path, monkeypatch):
+def test_no_images_and_no_compiler_are_accepted(tmp_path, monkeypatch):
     index = write_index(tmp_path, [PLAIN["colors"]])
-    memory = np.empty(ROOM, np.uint8)
+    memory = np.empty(BYTES, np.uint8)
     assert index.read_jpegs([], memory) == {}
     monkeypatch.setattr("convolve.kernels.jpeg._load", lambda: None)
     assert read_jpegs([b"x"], index.places, memory) == [None]
@@ -146,7 +146,7 @@ def damage(data: bytes, chance: np.random.Generator) -> bytes:
     return bytes(mutant)
 
 
-def test_pictures_that_were_read_ahead_have_the_pixels_and_errors_of_others_also_when_damaged(tmp_path):
+def test_images_read_ahead_have_the_pixels_and_errors_of_others_even_if_damaged(tmp_path):
     chance = np.random.default_rng(4)
     whole = [data for name, data in (PLAIN | OTHER).items() if len(data) > 100 and name != "large"]
     index = write_index(tmp_path, [*whole, *(damage(whole[number % len(whole)], chance) for number in range(800))])

@@ -26,8 +26,8 @@ SIZES = [
 ]
 
 
-def picture(size, seed=0):
-    """Noise between pixels that are black or white, inside a larger picture, so that rows are apart."""
+def make_image(size, seed=0):
+    """Noise between pixels that are black or white, inside a larger image, which leaves gaps between rows."""
     chance = np.random.default_rng([*size, seed])
     pixels = chance.integers(0, 256, (size[0] + 2, size[1] + 5, 3), np.uint8)
     extremes = chance.integers(0, 2, pixels.shape, np.uint8) * 255
@@ -64,7 +64,7 @@ def resize_as_written(pixels, size, flip):
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize(("size", "target"), SIZES)
 def test_all_forms_have_the_bytes_of_the_written_arithmetic(size, target, flip):
-    pixels = picture(size)
+    pixels = make_image(size)
     expected = resize_as_written(pixels, target, flip)
     for form in (resize_by_torch, *native_forms()):
         assert torch.equal(done(form, pixels, target, flip), expected)
@@ -75,13 +75,13 @@ def test_native_code_equals_torch_on_random_sizes():
     for number in range(150):
         size = tuple(int(side) for side in chance.integers(1, 400, 2))
         target = tuple(int(side) for side in chance.choice((24, 32, 37, 96, 128, 224), 2))
-        pixels, flip = picture(size, number), bool(number & 1)
+        pixels, flip = make_image(size, number), bool(number & 1)
         expected = done(resize_by_torch, pixels, target, flip)
         assert all(torch.equal(done(form, pixels, target, flip), expected) for form in native_forms()), (size, target)
 
 
-def test_many_pictures_at_once_equal_each_alone():
-    pixels = [picture((20 + number, 50 - number)) for number in range(9)]
+def test_a_batch_of_images_equals_each_image_alone():
+    pixels = [make_image((20 + number, 50 - number)) for number in range(9)]
     targets = torch.zeros((9, 24, 24, 3), dtype=torch.uint8)
     resize(
         [
@@ -93,15 +93,15 @@ def test_many_pictures_at_once_equal_each_alone():
         assert torch.equal(target, done(resize_by_torch, one, (24, 24), number % 2 == 0))
 
 
-def test_a_plain_picture_stays_plain_and_a_mirrored_one_is_mirrored():
+def test_a_constant_image_stays_constant_and_a_mirrored_one_is_mirrored():
     white = np.full((50, 60, 3), 255, np.uint8)
     assert (done(resize, white, (33, 77), False) == 255).all()
-    pixels = picture((40, 40))
+    pixels = make_image((40, 40))
     assert torch.equal(done(resize, pixels, (40, 40), False), torch.from_numpy(pixels.copy()))
     assert torch.equal(done(resize, pixels, (40, 40), True), torch.from_numpy(pixels[:, ::-1].copy()))
 
 
-def test_weights_are_never_negative_and_add_up_to_one():
+def test_weights_are_never_negative_and_sum_to_one():
     for inputs in (1, 2, 3, 31, 224, 225, 1000):
         for mirrored in (False, True):
             axis = plan_axis(inputs, 224, mirrored=mirrored)
@@ -111,7 +111,7 @@ def test_weights_are_never_negative_and_add_up_to_one():
 
 
 def digest_resized(native, settings):
-    """A hash of pictures that were made smaller, in a process of its own, with or without native code."""
+    """Return a hash of downscaled images, computed in a new process with or without native code."""
     os.environ.update(settings)
     assert (_load() is not None) == native
     pixels = np.random.default_rng(0).integers(0, 256, (3, 90, 70, 3), np.uint8)
@@ -120,8 +120,8 @@ def digest_resized(native, settings):
     return hashlib.sha256(targets.numpy().tobytes()).hexdigest()
 
 
-def test_neither_the_compiler_nor_torchs_own_vectors_change_a_byte():
-    """Torch chooses its vectors when it is imported, so that takes a new interpreter."""
+def test_neither_the_compiler_nor_the_vectors_of_torch_change_a_byte():
+    """Torch chooses its vector instructions at import, so a new interpreter is needed."""
     native_forms()
     off = {"CONVOLVE_KERNEL": "torch"}
     with FORKS.Pool(2, maxtasksperchild=1) as pool:

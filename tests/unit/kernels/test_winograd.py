@@ -99,7 +99,7 @@ def guard(count, inside, around):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_no_memory_beyond_its_own_is_touched(lanes, threads):
+def test_no_memory_outside_the_buffers_is_touched(lanes, threads):
     """What is written stays within; and what is read, since a NaN from around the inputs would spoil the results."""
     kernel = winograd.load(f"-DLANES={lanes}")
     panel = kernel.constant("winograd_panel")
@@ -136,7 +136,7 @@ def test_an_image_has_the_same_bits_in_any_batch():
         assert torch.equal(winograd.convolve(x[first:], weight), whole[first:])
 
 
-def test_channels_that_do_not_suit_are_refused_before_any_memory_is_touched():
+def test_unsupported_channel_counts_are_rejected_before_any_memory_is_touched():
     for inputs, outputs, given in ((3, 16, 3), (16, 50, 16), (16, 16, 32)):
         with pytest.raises(AssertionError, match="not for native code"):
             winograd.convolve(torch.zeros(1, given, 8, 8), torch.zeros(outputs, inputs, 3, 3))

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from convolve.layers.batch_norm import BatchNorm2d, NormStatistics
-from norm_steps import settle
+from norm_steps import update_statistics
 
 
 def make_pair(**options):
@@ -24,7 +24,7 @@ def test_one_micro_batch_per_step_is_what_torch_does():
         out, expected = ours(a), theirs(b)
         (out.square().sum()).backward()
         (expected.square().sum()).backward()
-        settle(ours)
+        update_statistics(ours)
         assert torch.equal(out, expected) and torch.equal(a.grad, b.grad)
     assert torch.allclose(ours.running_mean, theirs.running_mean, atol=1e-6)
     assert torch.allclose(ours.running_var, theirs.running_var, atol=1e-6)
@@ -38,12 +38,12 @@ def test_statistics_move_once_per_step_by_the_mean_over_micro_batches():
     parts = [torch.randn(n, 5, 2, 2) + n for n in (4, 4, 2)]
     for part in parts:
         norm(part)
-    settle(norm)
+    update_statistics(norm)
     means = torch.stack([part.mean(dim=(0, 2, 3)) for part in parts])
     variances = torch.stack([part.var(dim=(0, 2, 3)) for part in parts])
-    shares = torch.tensor([4.0, 4.0, 2.0])[:, None] / 10
-    assert torch.allclose(norm.running_mean, 0.25 * (means * shares).sum(0), atol=1e-6)
-    assert torch.allclose(norm.running_var, 0.75 + 0.25 * (variances * shares).sum(0), atol=1e-6)
+    weights = torch.tensor([4.0, 4.0, 2.0])[:, None] / 10
+    assert torch.allclose(norm.running_mean, 0.25 * (means * weights).sum(0), atol=1e-6)
+    assert torch.allclose(norm.running_var, 0.75 + 0.25 * (variances * weights).sum(0), atol=1e-6)
     assert norm.num_batches_tracked == 3
 
 
@@ -52,24 +52,24 @@ def test_a_skipped_step_leaves_no_trace():
     norm(torch.full((2, 5, 2, 2), float("inf")))
     NormStatistics(norm)
     norm(torch.randn(4, 5, 2, 2))
-    settle(norm)
+    update_statistics(norm)
     assert norm.running_mean.isfinite().all()
     assert norm.num_batches_tracked == 1
 
 
-def test_what_is_computed_again_is_not_counted_again():
+def test_recomputed_layers_are_not_counted_twice():
     norm, _ = make_pair()
     norm(torch.randn(4, 5, 2, 2))
     norm.accumulate_stats = False
     norm(torch.randn(4, 5, 2, 2))
     norm.accumulate_stats = True
-    settle(norm)
+    update_statistics(norm)
     assert norm.num_batches_tracked == 1
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_empty_replica_adds_nothing(order):
-    """Two replicas of which one had no samples: both settle with the sums of the other."""
+    """Two replicas of which one had no samples: both update from the sums of the other."""
     busy, idle = make_pair()[0], make_pair()[0]
     busy(torch.randn(4, 5, 2, 2))
     sums = [norm.take_sums() for norm in (busy, idle)]
@@ -84,5 +84,5 @@ def test_a_frozen_norm_stays_as_it_is():
     norm, _ = make_pair()
     before = norm.running_mean.clone()
     norm.eval()(torch.randn(4, 5, 2, 2))
-    settle(norm)
+    update_statistics(norm)
     assert torch.equal(norm.running_mean, before)

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional
 
 from convolve.layers.batch_norm import BatchNorm2d
-from norm_steps import settle
+from norm_steps import update_statistics
 
 CHANNELS = 6
 
 
 class Meeting:
-    """Adds up what several threads bring, in the order of their numbers."""
+    """Sum the tensors of several threads in rank order."""
 
     def __init__(self, count):
         self.barrier = threading.Barrier(count, timeout=20)
@@ -81,7 +81,7 @@ def test_a_span_counts_its_batch_once():
     total = sum(norm.take_sums() for norm in norms)
     alone = BatchNorm2d(CHANNELS)
     alone(whole)
-    settle(alone)
+    update_statistics(alone)
     norms[0].update_running_stats(total)
     torch.testing.assert_close(norms[0].running_mean, alone.running_mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(norms[0].running_var, alone.running_var, rtol=1e-6, atol=1e-7)

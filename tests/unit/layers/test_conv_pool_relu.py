@@ -71,14 +71,14 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize(("model", "side"), [("lenet5", 28), ("lenet-bn", 28), ("lenet-bn", 31), ("cnn-wide", 27)])
-def test_a_fused_network_gives_the_outputs_and_gradients_of_the_layers(model, side, calls):
+def test_a_fused_model_has_the_outputs_and_gradients_of_its_layers(model, side, calls):
     plain, fused = make(model, side), make(model, side)
     assert fuse(fused) == BOTH
     assert_close(learn(fused, images(side=side)), learn(plain, images(side=side)))
     assert len(calls) == 2
 
 
-def test_sigmoids_and_networks_without_such_pools_are_left_alone(calls):
+def test_sigmoids_and_models_without_such_pools_are_unchanged(calls):
     for model in ("lenet-sigmoid", "resnet8-cifar"):
         network = make(model)
         use_native_layers(network)
@@ -151,7 +151,7 @@ def test_a_hook_on_the_gradient_of_a_block_is_called_too(calls):
     assert [tuple(shape) for shape in seen] == [(6, 50, 4, 4)] and calls == [(6, 1, 28, 28)]
 
 
-def test_a_copy_computes_with_its_own_weights(calls):
+def test_a_copy_computes_with_the_copied_weights(calls):
     network = make()
     fuse(network)
     copy = deepcopy(network)
@@ -162,7 +162,7 @@ def test_a_copy_computes_with_its_own_weights(calls):
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_parts_of_a_network_have_the_bits_of_the_whole(order, calls):
+def test_stages_of_a_model_have_the_bits_of_the_whole(order, calls):
     whole = make()
     fuse(whole)
     network = make()
@@ -183,7 +183,7 @@ def test_a_model_is_never_split_inside_a_block_group():
     assert make("lenet-sigmoid").split_points == list(make("lenet-sigmoid").blocks)
 
 
-def test_recomputation_gives_the_same_bits_and_runs_groups_at_once(calls):
+def test_recomputation_has_the_same_bits_and_runs_fused_groups(calls):
     network = make("cnn-wide")
     recompute(network, ["act1", "fc1"])
     assert fuse(network) == BOTH
@@ -235,7 +235,7 @@ def test_other_formats_go_through_the_layers(calls):
     assert calls == []
 
 
-def test_shapes_that_do_not_fit_are_refused_by_the_layers(calls):
+def test_shapes_that_do_not_fit_are_rejected_by_the_layers(calls):
     network = make()
     fuse(network)
     with pytest.raises(RuntimeError, match="Output size is too small"):
@@ -264,7 +264,7 @@ def test_the_time_of_a_group_counts_to_its_first_block():
     assert all(times[name] == BlockTime(0.0, 0.0) for name in ("pool1", "act1", "pool2", "act2"))
 
 
-def test_to_fuse_again_changes_nothing():
+def test_fusing_again_changes_nothing():
     network = make()
     assert fuse(network) == BOTH
     before = {name: type(block) for name, block in network.blocks.items()}

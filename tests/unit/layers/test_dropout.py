@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from time import process_time
 
 import numpy as np
 import pytest
@@ -124,15 +123,6 @@ def test_micro_batches_get_the_numbers_of_the_global_batch(parts: int) -> None:
 def test_an_empty_batch_and_single_numbers_work() -> None:
     assert draw("a", 0, 4).shape == (0, 4)
     assert draw("a", 3).shape == (3,)
-
-
-def test_a_million_numbers_take_a_few_milliseconds(one_thread: None) -> None:
-    seconds = []
-    for _ in range(20):
-        start = process_time()
-        draw("a", 1024, 1024)
-        seconds.append(process_time() - start)
-    assert min(seconds) < 0.010
 
 
 def test_a_random_layer_outside_of_a_pass_is_an_error() -> None:

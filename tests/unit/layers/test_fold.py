@@ -73,12 +73,12 @@ def test_a_norm_behind_a_pool_folds_only_if_no_gamma_is_negative():
 
 
 @pytest.mark.parametrize("options", [{"norm_type": "group"}, {"norm_type": "none"}])
-def test_a_network_without_batch_norms_stays_as_it_is(options):
+def test_a_model_without_batch_norms_is_unchanged(options):
     network = build("resnet8-cifar", **options)
     assert distance(network, fold_batch_norms(network)) == 0
 
 
-def test_proxy_norms_are_no_obstacle():
+def test_models_with_proxy_norms_are_supported():
     network = build("efficientnet-cifar", norm_type="group", proxy_norm=True)
     assert distance(network, fold_batch_norms(network)) == 0
 
@@ -129,7 +129,7 @@ class Undecided(Fork):
 
 
 @pytest.mark.parametrize("block", [Fork, Twice, Undecided])
-def test_what_is_used_twice_or_by_chance_stays(block):
+def test_convolutions_with_two_uses_or_random_use_are_not_folded(block):
     network = assemble(block())
     folded = fold_batch_norms(network)
     assert count_batch_norms(folded) == 1 and distance(network, folded) == 0

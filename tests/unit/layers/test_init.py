@@ -28,14 +28,14 @@ def check_uniform(values: Tensor, limit: float) -> None:
         assert abs(values.var() / (limit**2 / 3) - 1) < 5 * sqrt(0.8 / values.numel())
 
 
-def test_lenet5_begins_as_torch_layers_do() -> None:
+def test_lenet5_is_initialized_like_torch_layers() -> None:
     network = build("lenet5")
     for layer, fan_in in (("conv1", 25), ("conv2", 150), ("fc1", 400), ("fc2", 120), ("fc3", 84)):
         for kind in ("weight", "bias"):
             check_uniform(network.get_parameter(f"{layer}.{kind}").detach(), 1 / sqrt(fan_in))
 
 
-def test_lenet_bn_begins_as_paddle_does() -> None:
+def test_lenet_bn_is_initialized_as_in_paddle() -> None:
     state = build("lenet-bn").state_dict()
     for name, fan_in in (("conv1.weight", 25), ("conv2.weight", 500)):
         values = state[name]
@@ -46,14 +46,14 @@ def test_lenet_bn_begins_as_paddle_does() -> None:
     assert (state["bn1.weight"] == 1).all()
 
 
-def test_batch_norm_statistics_begin_at_zero_and_one() -> None:
+def test_batch_norm_statistics_start_at_zero_and_one() -> None:
     state = build("lenet-bn").state_dict()
     assert torch.equal(state["bn1.running_mean"], torch.zeros(20))
     assert torch.equal(state["bn1.running_var"], torch.ones(20))
     assert state["bn1.num_batches_tracked"] == 0
 
 
-def test_cnn_wide_begins_as_keras_does() -> None:
+def test_cnn_wide_is_initialized_as_in_keras() -> None:
     state = build("cnn-wide").state_dict()
     fans = {"conv1": 25 + 800, "conv2": 800 + 800, "fc1": 1568 + 1024, "fc2": 1024 + 10}
     for layer, total in fans.items():
@@ -120,7 +120,7 @@ def test_an_unknown_layer_with_parameters_is_named() -> None:
         initialize(Network({"act": nn.PReLU()}, input_shape=(1, 1, 1)), 1, RULE)
 
 
-def test_a_buffer_that_nobody_fills_is_named() -> None:
+def test_an_uninitialized_buffer_is_named() -> None:
     layer = nn.Identity()
     layer.register_buffer("table", torch.zeros(3))
     with pytest.raises(ConfigError, match="block odd: Identity has buffers and no reset_running_stats"):

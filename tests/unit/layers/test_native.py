@@ -55,7 +55,7 @@ def test_a_kernel_that_no_layer_needs_is_not_missing(no_winograd):
     assert explain_missing(network) is None
 
 
-def test_the_network_computes_the_same_function():
+def test_the_rewritten_model_computes_the_same_function():
     plain = build()
     native = copy.deepcopy(plain)
     assert use_native_layers(native)
@@ -68,7 +68,7 @@ def test_the_network_computes_the_same_function():
 
 
 @pytest.mark.parametrize("name", ["efficientnet-cifar", "mobilenet-v2", "mobilenet-v3-small"])
-def test_networks_of_depthwise_convolutions_compute_the_same_function(name):
+def test_models_with_depthwise_convolutions_compute_the_same_function(name):
     plain = build(name)
     native = copy.deepcopy(plain)
     named = use_native_layers(native)

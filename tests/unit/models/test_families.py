@@ -111,7 +111,7 @@ def test_mobilenet_has_the_parameter_names_of_torchvision(size, number, last):
     assert len(names) == number
 
 
-def test_a_family_picks_its_network_by_image_size():
+def test_a_family_picks_its_model_by_image_size():
     def shapes(network):
         return [tuple(tensor.shape) for tensor in network.state_dict().values()]
 
@@ -204,7 +204,7 @@ def test_every_option_of_efficientnet_trains(options):
     assert not missing or all(".0.0." not in name for name in missing)
 
 
-def test_last_gammas_begin_at_zero_where_that_is_the_familys_way():
+def test_last_gammas_start_at_zero_in_families_that_define_it():
     large = build("resnet10", classes=3).state_dict()
     small = build("resnet8-cifar").state_dict()
     assert not large["layer2.0.bn2.weight"].any() and (large["layer2.0.bn1.weight"] == 1).all()
@@ -283,7 +283,7 @@ def test_whitening_makes_patches_uncorrelated():
     assert not layer.weight.requires_grad
 
 
-def test_fastnet_convolutions_begin_as_partial_identities():
+def test_fastnet_convolutions_start_as_partial_identities():
     weight = build("fastnet").state_dict()["pair2.conv1.weight"]
     x = torch.randn(1, 64, 5, 5)
     assert torch.allclose(functional.conv2d(x, weight[:64], padding=1), x, atol=1e-6)

@@ -8,7 +8,7 @@ from convolve.errors import ConfigError
 from convolve.layers.dropout import KeyedDropout
 from convolve.models import registry
 from convolve.models.network import Network
-from norm_steps import settle
+from norm_steps import update_statistics
 
 PARAMETERS = {"lenet5": 61_706, "lenet-bn": 33_620, "cnn-wide": 1_643_370, "lenet-sigmoid": 107_786}
 
@@ -81,7 +81,7 @@ def test_values_and_gradients_equal_a_plain_sequential(name: str) -> None:
         torch.autograd.backward(nn.functional.cross_entropy(logits, labels))
     for mine, other in zip(network.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
-    settle(network)
+    update_statistics(network)
     for ours, theirs in zip(network.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -118,12 +118,12 @@ def test_the_smallest_size_works(name: str, least: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "least"), [("lenet5", 12), ("lenet-bn", 16)])
-def test_a_size_that_is_too_small_is_refused_with_the_sizes_that_work(name: str, least: int) -> None:
+def test_the_error_for_an_image_that_is_too_small_lists_valid_sizes(name: str, least: int) -> None:
     with pytest.raises(ConfigError, match=f"{least - 1}x40 images are too small; use at least {least}x{least}"):
         build(name, (1, least - 1, 40))
 
 
-def test_cnn_wide_drops_two_fifths_unless_told_otherwise() -> None:
+def test_cnn_wide_has_a_default_dropout_of_two_fifths() -> None:
     own, other = build("cnn-wide").blocks["dropout"], build("cnn-wide", dropout_rate=0.25).blocks["dropout"]
     assert isinstance(own, KeyedDropout) and own.rate == 0.4
     assert isinstance(other, KeyedDropout) and other.rate == 0.25
@@ -131,7 +131,7 @@ def test_cnn_wide_drops_two_fifths_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_dropout_comes_right_before_the_classifier_of_any_network(name: str) -> None:
+def test_dropout_comes_right_before_the_classifier_of_any_model(name: str) -> None:
     blocks = list(build(name, dropout_rate=0.5).blocks)
     assert blocks[-2] == "dropout"
 

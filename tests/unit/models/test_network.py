@@ -44,7 +44,7 @@ def test_folders_may_be_entered_in_any_order() -> None:
     assert [type(block).__name__ for block in network.blocks.values()] == ["ReLU", "Sigmoid", "Flatten"]
 
 
-def test_a_part_of_a_network_has_the_same_parameter_names() -> None:
+def test_a_part_of_a_model_has_the_same_parameter_names() -> None:
     blocks = make_blocks()
     part = Network({name: blocks[name] for name in ("layer1/1", "flatten", "fc")}, input_shape=(4, 6, 6))
     assert set(part.state_dict()) < set(Network(make_blocks(), input_shape=(3, 8, 8)).state_dict())
@@ -57,6 +57,6 @@ def test_a_block_that_is_replaced_later_is_the_one_that_runs() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "a/0"), ("a/0", "a"), ("a.b",), ("forward",), ("forward/0",), ("",), ("a/",)])
-def test_a_name_that_cannot_be_a_module_is_refused(names: tuple[str, ...]) -> None:
+def test_a_name_that_cannot_be_a_module_is_rejected(names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=f"block name {names[-1]}: .*choose another name"):
         Network({name: nn.ReLU() for name in names}, input_shape=(1, 2, 2))

@@ -44,12 +44,12 @@ def offer(package: Path, *lines: str) -> None:
     (package / "entry_points.txt").write_text("\n".join(["[convolve.models]", *lines, ""]))
 
 
-def test_the_four_digit_networks_are_known() -> None:
+def test_the_four_digit_models_are_registered() -> None:
     assert set(registry.names()) >= {"lenet5", "lenet-bn", "cnn-wide", "lenet-sigmoid"}
     assert registry.names() == sorted(registry.names())
 
 
-def test_every_network_says_what_it_is() -> None:
+def test_every_model_has_a_description() -> None:
     assert all(registry.find(name).summary for name in registry.names())
 
 
@@ -70,7 +70,7 @@ def test_one_class_is_not_a_classifier() -> None:
         build("lenet5", classes=1)
 
 
-def test_an_empty_image_is_refused() -> None:
+def test_an_empty_image_is_rejected() -> None:
     with pytest.raises(ConfigError, match="must be at least 1"):
         build("lenet5", shape=(0, 28, 28))
 
@@ -81,7 +81,7 @@ def test_a_sketch_has_names_and_no_values() -> None:
     assert list(network.state_dict()) == list(build("lenet5").state_dict())
 
 
-def test_a_network_of_another_package_is_found(package: Path) -> None:
+def test_a_model_of_another_package_is_registered(package: Path) -> None:
     offer(package, "softmax = other_networks:SOFTMAX")
     assert "softmax" in registry.names()
     network = build("softmax", classes=3)
@@ -89,7 +89,7 @@ def test_a_network_of_another_package_is_found(package: Path) -> None:
     assert not network.get_parameter("fc.bias").any()
 
 
-def test_a_name_that_is_offered_twice_is_refused(package: Path) -> None:
+def test_a_name_that_two_packages_register_is_rejected(package: Path) -> None:
     offer(package, "lenet5 = other_networks:SOFTMAX")
     with pytest.raises(ConfigError, match=r"model lenet5: offered more than once \(convolve, other-networks\)"):
         build("lenet5")
@@ -102,7 +102,7 @@ def test_a_package_that_cannot_be_imported_is_named(package: Path) -> None:
     assert build("lenet5").blocks
 
 
-def test_an_object_that_is_no_architecture_is_refused(package: Path) -> None:
+def test_an_object_that_is_not_an_architecture_is_rejected(package: Path) -> None:
     offer(package, "wrong = other_networks:WRONG")
     with pytest.raises(ConfigError, match="model wrong: other_networks:WRONG is not a ModelSpec"):
         build("wrong")

@@ -59,7 +59,7 @@ def test_lenet5_is_described_as_counted_by_hand() -> None:
     assert description.multiply_adds == sum(by_hand.values()) == 416_520
 
 
-def test_rows_of_lenet_bn_say_what_each_block_is() -> None:
+def test_rows_of_lenet_bn_describe_each_block() -> None:
     rows = [(row.name, row.kind, row.shape, row.parameters) for row in run("lenet-bn").rows]
     assert rows == [
         ("conv1", "conv 5×5", (20, 24, 24), 520),
@@ -126,7 +126,7 @@ def test_totals_are_the_sums_of_the_rows(each_description: ModelSummary) -> None
         assert getattr(description, column) == sum(getattr(row, column) for row in description.rows)
 
 
-def test_a_described_network_stays_as_it_was() -> None:
+def test_a_summary_leaves_the_model_unchanged() -> None:
     network = make_nested().eval()
     before = {name: values.clone() for name, values in network.state_dict().items()}
     summarize("nested", network)
@@ -134,7 +134,7 @@ def test_a_described_network_stays_as_it_was() -> None:
     assert all(torch.equal(before[name], values) for name, values in network.state_dict().items())
 
 
-def test_an_unknown_network_is_refused() -> None:
+def test_an_unknown_model_is_rejected() -> None:
     with pytest.raises(ConfigError, match="known of its family are cnn-wide, lenet-bn, lenet-sigmoid, lenet5"):
         run("lenet6")
 

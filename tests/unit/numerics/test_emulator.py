@@ -17,7 +17,7 @@ from convolve.numerics.execution import AutocastExecution, EmulatedExecution
 from convolve.numerics.formats import FP16
 from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
 from convolve.numerics.policy import build_policy
-from norm_steps import settle
+from norm_steps import update_statistics
 
 CPU = torch.device("cpu")
 
@@ -155,7 +155,7 @@ def test_the_bookkeeping_of_a_norm_is_not_rounded():
         x = torch.randn(64, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 100 + 5
         with execution.step_context(0, 0), execution.micro_batch(0):
             execution.forward(model, x).sum().backward()
-        settle(model)
+        update_statistics(model)
         statistics.append(torch.cat([norm.running_mean, norm.running_var]))
     assert torch.allclose(statistics[0], statistics[1], rtol=1e-3)
     assert not on_grid(statistics[1])
@@ -294,7 +294,7 @@ def test_dumps_hold_the_chosen_steps_and_the_first_overflow(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "1||2", "-4"])
-def test_steps_that_are_none_are_rejected(text):
+def test_invalid_steps_are_rejected(text):
     with pytest.raises(ConfigError, match="data-dump-step"):
         parse_steps(text)
 

@@ -122,7 +122,7 @@ def test_the_automatic_rule_rises_until_gradients_come_near_the_end_of_the_range
 
 
 @pytest.mark.parametrize("rule", ["static", "dynamic", "ascend", "ramp", "automatic"])
-def test_what_a_checkpoint_holds_is_enough(rule):
+def test_a_checkpoint_alone_restores_the_state(rule):
     scaler, restored = (make_scaler(loss_scaling_rule=rule) for _ in range(2))
     checks = [GOOD, BAD, GOOD, BAD, BAD] * 5
     feed(scaler, checks, samples=300)

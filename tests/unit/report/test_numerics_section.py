@@ -1,4 +1,4 @@
-"""The report tells what a run did with its number formats."""
+"""The report describes how a run used its number formats."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def test_the_scale_is_a_staircase_over_steps(tmp_path):
     assert "Loss scale 2^15 at the end" in text and "No exponent survey" in text
 
 
-def test_what_a_restore_took_back_is_not_told(tmp_path):
+def test_steps_discarded_by_a_restore_are_not_reported(tmp_path):
     story = story_of(
         tmp_path,
         chosen(),
@@ -113,12 +113,12 @@ def test_what_a_restore_took_back_is_not_told(tmp_path):
     assert [one.step for one in story.surveys] == [0]
 
 
-def test_plain_fp32_has_nothing_to_tell(tmp_path):
+def test_plain_fp32_has_no_section(tmp_path):
     assert story_of(tmp_path, chosen(compute="fp32"), {"kind": "train", "step": 8}) is None
     assert read_numerics(tmp_path / "absent.jsonl") is None
 
 
-def test_a_survey_in_fp32_is_told(tmp_path):
+def test_a_survey_in_fp32_is_reported(tmp_path):
     text = render_numerics(story_of(tmp_path, chosen(compute="fp32", policy="32.32"), survey(0)))
     assert "Exponents at step 0" in text and "<td class=bad>2.00%</td>" in text
 

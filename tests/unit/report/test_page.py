@@ -77,13 +77,13 @@ def test_a_report_of_two_runs_has_both(runs, tmp_path, capsys):
         assert 0 <= one["calibration_error"] <= 1 and one["temperature"] > 0
 
 
-def test_no_report_when_none_is_wanted(tmp_path):
+def test_report_off_writes_no_report(tmp_path):
     given = {"iterations": 2, "report": False, "run_dir": tmp_path / "run", "threads": 1, "curves": False}
     session.train(resolve("lenet-digits", None, {**given, "warmup_epochs": 0}).config, SilentConsole())
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_a_run_without_validation_has_a_report_without_answers(tmp_path):
+def test_a_run_without_validation_has_a_report_without_predictions(tmp_path):
     given = {"iterations": 2, "validation_mode": "none", "run_dir": tmp_path / "run", "threads": 1, "curves": False}
     session.train(resolve("lenet-digits", None, {**given, "warmup_epochs": 0}).config, SilentConsole())
     assert "No test image was evaluated" in (tmp_path / "run" / "report.html").read_text()
@@ -124,14 +124,14 @@ def test_confusions_and_scores_are_counted_right():
 
 
 def test_calibration_error_is_that_of_its_definition():
-    shares = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.3, 0.7]])
+    probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.3, 0.7]])
     labels = np.array([0, 1, 0, 1])
-    bins = bin_predictions(shares, labels)
+    bins = bin_predictions(probabilities, labels)
     assert sum(one.images for one in bins) == 4
     assert calibration_error(bins) == pytest.approx((2 * abs(0.5 - 0.9) + abs(1 - 0.6) + abs(1 - 0.7)) / 4)
 
 
-def test_a_known_temperature_is_found_again():
+def test_a_known_temperature_is_recovered():
     random = np.random.default_rng(0)
     true = random.normal(size=(20_000, 5)).astype(np.float32) * 2
     labels = np.array([random.choice(5, p=row) for row in softmax(true)])
@@ -151,8 +151,8 @@ def test_only_the_most_confident_mistakes_are_kept():
         labels = random.integers(0, 2, 40)
         rows = collector.select(logits, labels)
         collector.add(logits, labels, {row: np.zeros((2, 2, 1), np.uint8) for row in rows})
-        shares = softmax(logits)
-        everything += [float(s.max()) for s, label in zip(shares, labels, strict=True) if s.argmax() != label]
+        probabilities = softmax(logits)
+        everything += [float(s.max()) for s, label in zip(probabilities, labels, strict=True) if s.argmax() != label]
     kept = [one.probability for one in collector.result().mistakes]
     assert kept == sorted(everything, reverse=True)[:MISTAKES]
 
@@ -181,7 +181,7 @@ def test_grad_cam_looks_where_the_evidence_is():
     assert not grad_cam(network, torch.zeros(1, 1, 28, 28), torch.tensor([1])).any()
 
 
-def test_predict_explains_itself(runs, tmp_path):
+def test_predict_writes_explanations(runs, tmp_path):
     from PIL import Image
 
     for folder in ("a", "b"):
@@ -192,5 +192,5 @@ def test_predict_explains_itself(runs, tmp_path):
     )
     names = [one.explanation for one in found.predictions]
     assert [re.sub(r".*/", "", name) for name in names] == ["digit-explained.png", "digit-explained-2.png"]
-    with Image.open(names[0]) as picture:
-        assert picture.size == (224, 224) and picture.mode == "RGB"
+    with Image.open(names[0]) as image:
+        assert image.size == (224, 224) and image.mode == "RGB"

@@ -43,7 +43,7 @@ def test_a_mean_of_checkpoints_is_computed_by_hand(run_dir):
     assert not (report.path / "optimizer.safetensors").exists()
 
 
-def test_the_last_checkpoints_can_be_left_out(run_dir):
+def test_the_last_checkpoints_can_be_skipped(run_dir):
     report = average.average(
         run_dir, AverageRecipe("exponential", 2, 0.3, discard_last=1, statistics="averaged"), SilentConsole()
     )
@@ -53,7 +53,7 @@ def test_the_last_checkpoints_can_be_left_out(run_dir):
         average.average(run_dir, AverageRecipe("mean", discard_last=9), SilentConsole())
 
 
-def test_statistics_of_an_average_are_those_of_its_own_weights(run_dir):
+def test_statistics_of_an_average_are_recomputed_for_its_weights(run_dir):
     """The original kept the first checkpoint's; here they are measured with the averaged weights."""
     report = average.average(run_dir, AverageRecipe("mean"), SilentConsole())
     assert report.statistics == "measured"
@@ -103,7 +103,7 @@ def test_a_restored_run_has_the_same_running_average(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_without_a_running_average_says_so(tmp_path):
+def test_a_run_without_a_running_average_is_an_error(tmp_path):
     report = session.train(digits_config(tmp_path / "run", report=False), SilentConsole())
     with pytest.raises(CheckpointError, match="contains no running average; train with --ema-decay"):
         average.average(report.run_dir, AverageRecipe("ema"), SilentConsole())
@@ -166,6 +166,6 @@ def test_a_restored_fine_tuning_needs_its_source_no_more(tmp_path, foreign):
         ({"variable_filter": ["head"]}, "variable-filter=head: no parameter has that in its name"),
     ],
 )
-def test_a_part_that_is_not_there_is_named(tmp_path, foreign, given, message):
+def test_a_missing_part_file_is_named(tmp_path, foreign, given, message):
     with pytest.raises(ConfigError, match=message):
         fine_tune(tmp_path / "run", foreign, **given)

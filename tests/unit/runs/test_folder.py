@@ -65,7 +65,7 @@ def test_one_of_many_processes_gets_an_exact_folder(tmp_path: Path) -> None:
             assert sum(pool.map(claim_exact, [tmp_path / str(number)] * 4, chunksize=1)) == 1
 
 
-def test_an_exact_folder_with_anything_in_it_is_refused(tmp_path: Path) -> None:
+def test_an_exact_folder_that_is_not_empty_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_text("")
     with pytest.raises(ConfigError, match=r"is not empty; .*`convolve restore .*`, or choose another folder"):
         create_run_dir(RunConfig(run_dir=tmp_path), "lenet")
@@ -73,7 +73,7 @@ def test_an_exact_folder_with_anything_in_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["a/b", "..", "a\\b", "", "a\nb", "a b"])
-def test_a_name_that_is_no_folder_name_is_refused(bad: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_a_folder_name_is_rejected(bad: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--name-suffix"):
         create_run_dir(RunConfig(log_dir=tmp_path, name_suffix=bad), "lenet")
     with pytest.raises(ConfigError, match="config name"):

@@ -1,4 +1,4 @@
-"""Figures are right, carry their unit and say what they leave out; curves are drawn from the tables alone."""
+"""Figures are correct, carry their unit and name what they omit; curves are drawn from the tables alone."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def test_the_summary_holds_every_figure_in_the_order_of_the_schema(tmp_path: Pat
     assert content["case_name"] == "lenet5_bs64_1p_acc"
 
 
-def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
+def test_figures_that_were_not_measured_are_null(tmp_path: Path) -> None:
     path = write_summary(tmp_path, {**FIGURES, "test_accuracy": None, "final_loss": math.nan})
     content = json.loads(path.read_text())
     assert content["test_accuracy"] is None and content["final_loss"] is None
@@ -68,16 +68,16 @@ def write_tables(folder: Path, *, metrics: bool = True, steps: int = 40, validat
     writer = CsvLogger.open(folder)
     for step in range(1, steps + 1):
         loss = 2.3 / step if metrics else None
-        share = 1 - 0.9 / step if metrics else None
-        writer.train(TrainRecord(step, step / 10, step, 0.1 / step, loss, share, 1.0, 1.0, 0.0, 1.0))
+        accuracy = 1 - 0.9 / step if metrics else None
+        writer.train(TrainRecord(step, step / 10, step, 0.1 / step, loss, accuracy, 1.0, 1.0, 0.0, 1.0))
     for number in range(1, validations + 1):
         writer.valid(ValidationRecord(f"step-{number}", number * 10, number, 0.5 / number, 0.9, 100, 1.0, 100.0))
     writer.close()
 
 
 def count_color(path: Path, color: tuple[int, int, int]) -> int:
-    with Image.open(path) as picture:
-        counts = picture.convert("RGB").getcolors(2**24) or []
+    with Image.open(path) as image:
+        counts = image.convert("RGB").getcolors(2**24) or []
     return sum(count for count, found in counts if found == color)
 
 
@@ -110,7 +110,7 @@ def test_a_name_that_looks_like_a_formula_is_written_as_it_is(tmp_path: Path) ->
     draw_curves(folder)
 
 
-def test_curves_of_nothing_are_refused_and_a_bad_row_is_named(tmp_path: Path) -> None:
+def test_curves_without_rows_are_rejected_and_a_bad_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConvolveError, match="nothing to draw"):
         draw_curves(tmp_path)
     (tmp_path / "training.csv").write_text("epoch,loss,accuracy,learning_rate\n1,2,0.5,0.1\n2,oops,0.5,0.1\n")

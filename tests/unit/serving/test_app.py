@@ -261,7 +261,7 @@ def test_a_page_of_another_site_cannot_post(server, headers):
     assert status == 403 and b"cross-origin" in content
 
 
-def test_the_servers_own_page_can_post(server):
+def test_the_page_of_the_server_can_post(server):
     host = f"127.0.0.1:{server.port}"
     headers = {"Content-Type": "image/png", "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin", "Host": host}
     assert server.request("POST", "/predict", digit(7), headers)[0] == 200

@@ -47,7 +47,7 @@ def image(value):
     return np.full((2, 2, 1), value, np.uint8)
 
 
-def test_concurrent_requests_share_batches_and_get_their_results_in_order():
+def test_concurrent_requests_are_batched_and_get_their_results_in_order():
     async def test(batcher, classifier):
         classifier.may_run.set()
         results = await asyncio.gather(*(batcher.classify([image(n), image(n + 100)]) for n in range(16)))

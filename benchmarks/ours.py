@@ -32,7 +32,7 @@ def main() -> None:
         contestant = open_bench_run(config, Path(folder), SilentConsole(), SingleProcess())
         contestant.warm_up(BenchPlan(warmup=2, run_steps=steps))
 
-        train = timed(lambda: contestant.go(steps).samples)
+        train = timed(lambda: contestant.train(steps).samples)
 
         def play() -> Turn:
             turn = train()

@@ -1,18 +1,18 @@
-"""What can go wrong, as one tree.
+"""All errors of convolve.
 
     ConvolveError
     ├── ConfigError       an option, a config file or a combination of options breaks a rule   exit 2
     ├── DataError         a data set is missing, damaged or not what it claims to be           exit 1
     │   └── ImageTooLargeError   an image has more pixels than are accepted                    exit 1
     ├── CheckpointError   a checkpoint is missing, damaged or does not fit                     exit 1
-    ├── DeviceError       a device or an ability of it was asked for and is not there          exit 2
-    ├── DivergedError     the loss is no longer a number                                       exit 1
-    ├── NumericsError     a value left its number format, and that was to end the run          exit 1
-    ├── ParallelError     processes do not agree, or one of them is gone                       exit 1
+    ├── DeviceError       a device or a capability of it is not available                      exit 2
+    ├── DivergedError     the loss is not finite                                               exit 1
+    ├── NumericsError     a value overflowed its number format, and the run was to stop then    exit 1
+    ├── ParallelError     processes disagree, or one of them is lost                           exit 1
     ├── SandboxError      untrusted input crashed its process, or needed too much time or memory      exit 1
-    └── ExtraError        an optional extra is needed and not installed                        exit 2
+    └── ExtraError        an optional extra is not installed                                   exit 2
 
-Every message is one line: what was given, which rule it breaks, what to do.
+Every message is one line: `subject: problem; remedy`.
 """
 
 from collections.abc import Iterable
@@ -53,21 +53,21 @@ class CheckpointError(ConvolveError):
 
 
 class DeviceError(ConvolveError):
-    """A device, or an ability of it, was asked for and is not there."""
+    """A device, or a capability of it, is not available."""
 
     exit_code = 2
 
 
 class DivergedError(ConvolveError):
-    """The loss is no longer a number."""
+    """The loss is not finite."""
 
 
 class NumericsError(ConvolveError):
-    """A value left its number format where that was to end the run."""
+    """A value overflowed its number format, and the run was to stop then."""
 
 
 class ParallelError(ConvolveError):
-    """Processes do not agree, or one of them is gone."""
+    """Processes disagree, or one of them is lost."""
 
 
 class SandboxError(ConvolveError):
@@ -75,7 +75,7 @@ class SandboxError(ConvolveError):
 
 
 class ExtraError(ConvolveError):
-    """An optional extra is needed and not installed."""
+    """An optional extra is not installed."""
 
     exit_code = 2
 
@@ -84,12 +84,12 @@ class ExtraError(ConvolveError):
 
 
 def to_one_line(message: object) -> str:
-    """A text that cannot break a line or steer a terminal, whatever a stranger's file or name has put into it."""
+    """Escape line breaks and control characters, which untrusted names may contain."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(message))
 
 
 def suggest(given: str, known: Iterable[str]) -> str:
-    """The end of an "unknown name" message: the nearest known names, or all of them when there are few."""
+    """Return the end of an "unknown name" message: the closest known names, or all if there are few."""
     names = sorted(set(known))
     near = get_close_matches(given, names, n=3, cutoff=0.55)
     if near:

@@ -85,7 +85,7 @@ def test_every_config_says_what_it_is_and_no_name_is_used_twice():
 def test_a_config_has_the_global_batch_and_rate_of_the_original(original, model, global_batch, rate):
     config = resolve(original).config
     assert (config.model.model, config.global_batch_size) == (model, global_batch)
-    assert config.settled_optim().learning_rate == pytest.approx(rate)
+    assert config.resolved_optim().learning_rate == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("kind", ["generated_data", "synthetic_data"])

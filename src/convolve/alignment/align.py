@@ -1,8 +1,8 @@
-"""`convolve align`: the same training in several number formats, and where and why they part.
+"""`convolve align`: compare runs of one config in several number formats, and find where they diverge.
 
-Three measurements: a walk of some steps in lockstep (first step and layer beyond the tolerance; cosine and relative
-error of activations, gradients and updates), full trainings over seeds (loss curves, accuracies with an interval), and
-a survey of exponents in each layer. Finished runs can be compared too: curves, accuracies and weights.
+Three measurements: some steps in lockstep (first step and layer beyond the tolerance; cosine and relative error of
+activations, gradients and updates), full runs over seeds (loss curves, accuracies with a confidence interval), and
+exponent histograms of each layer. Finished runs can be compared too: curves, accuracies and weights.
 """
 
 import json
@@ -57,7 +57,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class AlignPlan:
-    """What to compare and how closely; accuracies may differ by `points` percentage points."""
+    """Policies to compare, and tolerances; accuracies may differ by `points` percentage points."""
 
     policies: tuple[str, ...] = ("32.32", "16.32", "16.16")
     seeds: int = 1
@@ -68,7 +68,7 @@ class AlignPlan:
 
 @dataclass
 class PolicyResult:
-    """One policy: its trainings, and how it compares with the first."""
+    """Runs of one policy, and their comparison with the first policy."""
 
     name: str
     policy: str
@@ -86,18 +86,18 @@ class PolicyResult:
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over seeds."""
+        """Mean over seeds."""
         return sum(self.accuracies) / len(self.accuracies) if self.accuracies else None
 
     @property
     def lost_updates(self) -> float:
-        """Share of the weight updates that was rounded away, over all layers and steps of the walk."""
+        """Fraction of the weight updates that was rounded away, over all layers and lockstep steps."""
         return min(max(self.lost_energy / self.update_energy, 0.0), 1.0) if self.update_energy else 0.0
 
 
 @dataclass(frozen=True)
 class AlignReport:
-    """The comparison, with its verdict in one sentence."""
+    """The comparison, with a conclusion in one sentence."""
 
     folder: Path
     candidates: list[PolicyResult]
@@ -106,36 +106,31 @@ class AlignReport:
 
 
 def parse_policy(word: str) -> dict[str, Any]:
-    """The knobs of a policy word such as `16.16:bf16:nearest` or `ipu-mk2`."""
+    """Return the options of a policy such as `16.16:bf16:nearest` or `ipu-mk2`."""
     first, *rest = word.split(":")
     if first not in POLICIES:
-        raise ConfigError(f"policies: '{first}' is none; {suggest(first, POLICIES)}")
-    knobs = dict(POLICIES[first])
+        raise ConfigError(f"--policies: unknown policy '{first}'; {suggest(first, POLICIES)}")
+    options = dict(POLICIES[first])
     for part in rest:
         if part not in POLICY_WORDS:
-            raise ConfigError(f"policies: '{part}' in {word} is not known; {suggest(part, POLICY_WORDS)}")
-        knobs.update(POLICY_WORDS[part])
-    return knobs
-
-
-def with_policy(config: Config, word: str, **more: Any) -> Config:
-    """The config under another policy."""
-    return config.replace(**parse_policy(word), **more)
+            raise ConfigError(f"--policies {word}: unknown modifier '{part}'; {suggest(part, POLICY_WORDS)}")
+        options.update(POLICY_WORDS[part])
+    return options
 
 
 def align(config: Config, plan: AlignPlan, folder: Path, console: Console) -> AlignReport:
     """Train the config under every policy, and compare each with the first."""
     if len(plan.policies) < 2:
-        raise ConfigError("policies: name at least two, the reference first, such as 32.32 16.16")
-    configs = {word: with_policy(config, word) for word in plan.policies}
+        raise ConfigError("--policies: needs at least two, the reference first, for example 32.32 16.16")
+    configs = {word: config.replace(**parse_policy(word)) for word in plan.policies}
     folder.mkdir(parents=True, exist_ok=True)
     candidates = [PolicyResult(word, build_policy(one.precision).name) for word, one in configs.items()]
     device.configure(config.run.threads)
-    material = open_data(config, console)
+    data = open_data(config, console)
     for candidate in candidates[1:]:
-        console.info(f"walk {plan.walk_steps} steps of {candidate.name} beside {candidates[0].name}")
-        _run_lockstep(candidate, configs[plan.policies[0]], configs[candidate.name], material, plan)
-    surveys = _survey_freq(config, len(material.dataset.train))
+        console.info(f"compare {plan.walk_steps} steps of {candidate.name} with {candidates[0].name}")
+        _run_lockstep(candidate, configs[plan.policies[0]], configs[candidate.name], data, plan)
+    surveys = _survey_freq(config, len(data.dataset.train))
     for seed in range(config.run.seed, config.run.seed + plan.seeds):
         for candidate in candidates:
             console.info(f"train {candidate.name}, seed {seed}")
@@ -144,9 +139,9 @@ def align(config: Config, plan: AlignPlan, folder: Path, console: Console) -> Al
     return _finish(folder, candidates, plan)
 
 
-def _run_lockstep(candidate: PolicyResult, reference: Config, other: Config, material: Any, plan: AlignPlan) -> None:
+def _run_lockstep(candidate: PolicyResult, reference: Config, other: Config, data: Any, plan: AlignPlan) -> None:
     try:
-        for difference in run_lockstep(reference, other, material, plan.walk_steps):
+        for difference in run_lockstep(reference, other, data, plan.walk_steps):
             agreement = difference.agreement
             beyond = not agreement.relative_error <= plan.tolerance
             if candidate.first_divergence is None and beyond:
@@ -166,14 +161,14 @@ def _with_seed(config: Config, policy: str, seed: int, folder: Path) -> Config:
 
 
 def _surveyed(config: Config, steps: int) -> Config:
-    """The config with a survey now and then; native kernels cannot be looked into."""
+    """Enable exponent surveys, which native execution does not have."""
     if config.precision.survey_freq or config.precision.numerics == "native":
         return config
     return config.replace(survey_freq=steps)
 
 
 def _survey_freq(config: Config, samples: int) -> int:
-    """Steps between surveys, which cost as much as several steps each."""
+    """Return the number of steps between surveys; each costs as much as several steps."""
     return max(1, run_samples(config, samples) // config.global_batch_size // SURVEYS)
 
 
@@ -190,7 +185,7 @@ def _train(candidate: PolicyResult, config: Config) -> None:
 
 
 def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
-    """Curve, skips and the last survey of a run; of several runs, the curve is the first one's."""
+    """Add skipped steps and the last survey of a run, and the curve if it is the first run."""
     summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
     candidate.skipped_steps += int(summary.get("skipped_steps") or 0)
     if not candidate.curve:
@@ -205,7 +200,7 @@ def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
 def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignReport:
     """Compare finished runs: curves, accuracies, and the weights of their newest checkpoints."""
     if len(paths) < 2:
-        raise ConfigError("align: name at least two runs, the reference first")
+        raise ConfigError("align: needs at least two runs, the reference first")
     candidates = []
     for path in paths:
         config = read_config(path)
@@ -216,12 +211,14 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignR
         _read_run(candidate, path)
         candidates.append(candidate)
     weights = [load_file(find_checkpoints(path)[-1] / MODEL_FILE) for path in paths]
-    for candidate, own in zip(candidates[1:], weights[1:], strict=True):
-        if set(own) != set(weights[0]):
-            raise ConfigError(f"{candidate.name}: its network is not that of {candidates[0].name}; compare like runs")
+    for candidate, tensors in zip(candidates[1:], weights[1:], strict=True):
+        if set(tensors) != set(weights[0]):
+            raise ConfigError(
+                f"{candidate.name}: not the model of {candidates[0].name}; compare runs of the same model"
+            )
         for name, value in weights[0].items():
             if value.is_floating_point():
-                agreement = replace(compare(value, own[name]), lost_share=0.0)
+                agreement = replace(compare(value, tensors[name]), lost_share=0.0)
                 candidate.layers.append(Difference(0, "weight", name, agreement))
     folder.mkdir(parents=True, exist_ok=True)
     return _finish(folder, candidates, plan)
@@ -239,7 +236,7 @@ def _finish(folder: Path, candidates: list[PolicyResult], plan: AlignPlan) -> Al
 
 
 def to_plain(candidate: PolicyResult) -> dict[str, Any]:
-    """A candidate in JSON types; numbers that are not finite become null."""
+    """Return a candidate in JSON types; non-finite numbers become null."""
     return {
         "name": candidate.name,
         "policy": candidate.policy,

@@ -1,4 +1,4 @@
-"""Two trainings side by side, from the same weights on the same samples, compared after every step."""
+"""Two runs in lockstep, from the same weights on the same samples, compared after every step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,40 +38,40 @@ class StepRecorder:
     def __init__(self, config: Config, data: DataModule, span: RunSpan) -> None:
         # Activations are compared layer by layer, which fused kernels do not expose.
         config = config.replace(kernels="torch", metrics=False)
-        numerics = build_numerics(config, data.device, span, folder=Path("."), emit=_ignore)
+        numerics = build_numerics(config, data.device, span, folder=Path("."))
         self.state, parts = build(config=config, data=data, collectives=SingleProcess(), numerics=numerics, span=span)
-        self.parts = replace(parts, clip=self._see_gradients)
-        self.shown: dict[str, dict[str, Tensor]] = {}
+        self.parts = replace(parts, clip=self._record_gradients)
+        self.recorded: dict[str, dict[str, Tensor]] = {}
         for name, block in self.state.model.blocks.items():
-            block.register_forward_hook(self._see_activation(name))
+            block.register_forward_hook(self._record_activation(name))
 
     def step(self, batch: StepBatch) -> dict[str, dict[str, Tensor]]:
-        """Make one step and show what happened in it."""
-        self.shown = {kind: {} for kind in KINDS}
+        """Run one step and return its tensors by kind and layer."""
+        self.recorded = {kind: {} for kind in KINDS}
         before = {name: parameter.detach().clone() for name, parameter in self.state.model.named_parameters()}
         self.state.model.train()
         train_step(self.state, batch, self.parts)
         for name, parameter in self.state.model.named_parameters():
-            self.shown["update"][name] = parameter.detach() - before[name]
-        return self.shown
+            self.recorded["update"][name] = parameter.detach() - before[name]
+        return self.recorded
 
-    def _see_activation(self, name: str) -> Any:
+    def _record_activation(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            self.shown["activation"].setdefault(name, output.detach().float().clone())
+            self.recorded["activation"].setdefault(name, output.detach().float().clone())
 
         return hook
 
-    def _see_gradients(self, model: nn.Module) -> None:
+    def _record_gradients(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                self.shown["gradient"][name] = parameter.grad.detach().float().clone()
+                self.recorded["gradient"][name] = parameter.grad.detach().float().clone()
 
 
-def run_lockstep(reference: Config, other: Config, material: DataModule, steps: int) -> Iterator[Difference]:
-    """Differences in the order in which they arise: step by step; activations, then gradients, then updates."""
-    loader = material.train_loader()
+def run_lockstep(reference: Config, other: Config, data: DataModule, steps: int) -> Iterator[Difference]:
+    """Yield differences in the order of computation: step by step; activations, then gradients, then updates."""
+    loader = data.train_loader()
     span = RunSpan(max(steps * reference.global_batch_size, len(loader)), len(loader))
-    first, second = (StepRecorder(config, material, span) for config in (reference, other))
+    first, second = (StepRecorder(config, data, span) for config in (reference, other))
     batches = loader.step_batches(reference.run.seed, 0, reference.optim.batch_size, reference.global_batch_size)
     for number in range(1, steps + 1):
         batch = next(batches)
@@ -79,11 +79,7 @@ def run_lockstep(reference: Config, other: Config, material: DataModule, steps: 
         for kind in KINDS:
             names = list(one[kind]) if kind == "activation" else list(reversed(list(one[kind])))
             for name in names:
-                found = two[kind].get(name)
+                other_value = two[kind].get(name)
                 missing = Agreement(0.0, 1.0, 1.0, 0.0)
-                agreement = missing if found is None else compare(one[kind][name], found)
+                agreement = missing if other_value is None else compare(one[kind][name], other_value)
                 yield Difference(number, kind, name, agreement)
-
-
-def _ignore(kind: str, **facts: object) -> None:
-    """Events of a comparison are not written down."""

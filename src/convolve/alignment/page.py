@@ -1,4 +1,4 @@
-"""A comparison of number formats as one HTML page that needs nothing from outside."""
+"""Comparison of number formats as one self-contained HTML page."""
 
 import html
 import io
@@ -18,7 +18,7 @@ _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.verdict { border-left: 4px solid #4c78a8; padding: .5rem 1rem; background: #8882; }
+.conclusion { border-left: 4px solid #4c78a8; padding: .5rem 1rem; background: #8882; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8884; }
 td.number, th.number { text-align: right; } svg { background: white; max-width: 100%; height: auto; }
@@ -27,13 +27,13 @@ td.number, th.number { text-align: right; } svg { background: white; max-width: 
 Candidate = Mapping[str, Any]
 
 
-def write_alignment(path: Path, verdict: str, candidates: Sequence[Candidate]) -> Path:
+def write_alignment(path: Path, conclusion: str, candidates: Sequence[Candidate]) -> Path:
     """Write the page."""
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>convolve align</title>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<style>{_STYLE}</style><h1>Number formats compared</h1>",
-        f"<p class='verdict'>{html.escape(verdict)}</p>",
+        f"<p class='conclusion'>{html.escape(conclusion)}</p>",
         _section("Accuracy", _accuracies(candidates)),
         _section("Loss", _curves(candidates)),
         _section("Layers", _layers(candidates)),
@@ -134,7 +134,7 @@ def _survey(candidates: Sequence[Candidate]) -> str:
 
 
 def _bars(counts: Mapping[str, Any]) -> str:
-    """A histogram in one line of text, from the first exponent to the last."""
+    """Return a histogram in one line of text, from the first exponent to the last."""
     exponents = counts["exponents"]
     top = max(exponents, default=0)
     bars = "".join("▁▂▃▄▅▆▇█"[min(7, 8 * count // max(top, 1))] for count in exponents)

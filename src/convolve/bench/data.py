@@ -1,4 +1,4 @@
-"""`convolve bench data`: the input alone, without a network, and whether it could keep one busy."""
+"""`convolve bench data`: speed of the input pipeline alone, compared with that of the model."""
 
 import time
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MODEL_STEPS = 3
 
 @dataclass(frozen=True)
 class DataSpeed:
-    """How fast batches come. The first reading is dropped: it holds one-time costs."""
+    """Speed of the input pipeline. The first batch is not counted: it includes one-time costs."""
 
     dataset: str
     origin: str
@@ -34,51 +34,50 @@ class DataSpeed:
 
 
 def bench_data(config: Config, console: Console, *, images: int = 2000) -> DataSpeed:
-    """Measure the host pipeline on `images` training samples, and a few steps of the network beside it."""
+    """Measure the input pipeline on `images` training samples, and the model on a few steps."""
     device.configure(config.run.threads)
-    material = open_data(config, console)
-    delivered = _measure_loader(material, config, images, console)
-    consumed = _measure_model(material, config)
-    cores = device.available_threads()
-    rate = delivered[0] / delivered[1]
+    data = open_data(config, console)
+    count, seconds = _measure_loader(data, config, images, console)
+    model_rate = _measure_model(data, config)
+    cores, rate = device.available_threads(), count / seconds
     return DataSpeed(
-        dataset=material.dataset.name,
-        origin=material.dataset.origin,
-        image_size=material.transform.height,
+        dataset=data.dataset.name,
+        origin=data.dataset.origin,
+        image_size=data.transform.height,
         batch_size=config.optim.batch_size,
         workers=cores if config.data.workers is None else config.data.workers,
-        images=delivered[0],
-        seconds=delivered[1],
+        images=count,
+        seconds=seconds,
         images_per_second=rate,
         images_per_second_per_core=rate / cores,
         model=config.model.model,
-        model_images_per_second=consumed,
-        starved=rate < consumed,
+        model_images_per_second=model_rate,
+        starved=rate < model_rate,
     )
 
 
-def _measure_loader(material: DataModule, config: Config, images: int, console: Console) -> tuple[int, float]:
-    loader = material.train_loader()
+def _measure_loader(data: DataModule, config: Config, images: int, console: Console) -> tuple[int, float]:
+    loader = data.train_loader()
     size = config.optim.batch_size
     batches = loader.step_batches(config.run.seed, 0, size, size)
     next(batches)
-    done, began = 0, time.perf_counter()
+    done, start = 0, time.perf_counter()
     while done < images:
         done += next(batches).global_samples
         console.progress("bench data", min(done, images), images)
-    return done, time.perf_counter() - began
+    return done, time.perf_counter() - start
 
 
-def _measure_model(material: DataModule, config: Config) -> float:
-    """Images per second of forward and backward passes on one batch that is already there."""
-    network = build_model(config, material.transform, len(material.dataset.classes), material.device).train()
+def _measure_model(data: DataModule, config: Config) -> float:
+    """Return images per second of forward and backward passes on one batch in memory."""
+    model = build_model(config, data.transform, len(data.dataset.classes), data.device).train()
     size = min(config.optim.batch_size, 32)
-    batch = next(material.train_loader().batches(size))
+    batch = next(data.train_loader().batches(size))
     loss, best = CrossEntropy(), float("inf")
     for step in range(MODEL_STEPS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         with rng.at(config.run.seed, step, first=0):
-            torch.autograd.backward(loss(network(batch.images), batch.targets) / len(batch.labels))
-        device.synchronize(material.device)
-        best = min(best, time.perf_counter() - began)
+            torch.autograd.backward(loss(model(batch.images), batch.targets) / len(batch.labels))
+        device.synchronize(data.device)
+        best = min(best, time.perf_counter() - start)
     return len(batch.labels) / best

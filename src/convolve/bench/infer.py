@@ -1,6 +1,6 @@
-"""`convolve bench infer`: how fast a network answers: as it is, with folded norms, and in each exported form.
+"""`convolve bench infer`: inference speed of a model: eager, with folded batch norms, and in each export format.
 
-Every variant takes uint8 pixels in memory and gives logits in memory, so all that a caller would wait for is counted.
+Every variant maps uint8 pixels in memory to logits in memory, so the times include preprocessing.
 """
 
 import time
@@ -26,32 +26,26 @@ from convolve.export.quantize import CALIBRATION_IMAGES, quantize
 from convolve.inference.metadata import metadata_of
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.loggers.base import Console
-from convolve.runs.load import (
-    TrainedModel,
-    iter_test_batches,
-    load_trained,
-    open_run_data,
-    training_pixels,
-)
+from convolve.runs.load import TrainedModel, iter_test_batches, load_trained, open_run_data, training_pixels
 
 BATCH_SIZES = (1, 8, 64)
 
 
 @dataclass(frozen=True)
 class BenchTarget:
-    """A network and images of its own kind."""
+    """A model and the data that it is measured on."""
 
     trained: TrainedModel
-    material: DataModule
+    data: DataModule
 
     def pixels(self, count: int) -> Pixels:
-        """Test images, repeated where there are too few."""
-        found: list[Pixels] = []
-        for pixels, _ in iter_test_batches(self.material):
-            found.append(pixels)
-            if sum(map(len, found)) >= count:
+        """Return `count` test images, repeated if there are fewer."""
+        batches: list[Pixels] = []
+        for pixels, _ in iter_test_batches(self.data):
+            batches.append(pixels)
+            if sum(map(len, batches)) >= count:
                 break
-        return np.resize(np.concatenate(found), (count, *found[0].shape[1:]))
+        return np.resize(np.concatenate(batches), (count, *batches[0].shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class VariantBuild:
-    """How a variant came to be; the difference is that of its logits to the network's, as a share of the largest."""
+    """Time to build a variant, and the largest difference of its logits, relative to the largest logit of the model."""
 
     seconds: float
     largest_difference: float
@@ -80,7 +74,7 @@ class VariantBuild:
 
 @dataclass
 class InferSpeed:
-    """All that was measured, and why a variant is missing."""
+    """All measurements. `left_out` has the reason for each missing variant."""
 
     model: str
     input_shape: tuple[int, int, int]
@@ -92,44 +86,44 @@ class InferSpeed:
 
 
 def from_run(path: Path, threads: int | None, console: Console) -> BenchTarget:
-    """The best checkpoint of a run, with its own test images."""
-    trained = load_trained(choose_checkpoint(path), where="cpu")
+    """Return the best checkpoint of a run and its test images."""
+    trained = load_trained(choose_checkpoint(path), device_name="cpu")
     device.configure(threads or trained.config.run.threads)
     return BenchTarget(trained, open_run_data(trained, console))
 
 
 def from_config(config: Config, console: Console) -> BenchTarget:
-    """A fresh network, with generated images in the shape of its data."""
+    """Return a model with initial weights, and generated images in the shape of its data."""
     config = config.replace(generated_data=True, synthetic_data=False, augment="none", device="cpu")
     device.configure(config.run.threads)
-    material = open_data(config, console)
-    classes = material.dataset.classes
-    network = build_model(config, material.transform, len(classes), material.device).eval()
-    return BenchTarget(TrainedModel(Path(config.name), config, network, material.transform, classes, 0, 0.0), material)
+    data = open_data(config, console)
+    classes = data.dataset.classes
+    model = build_model(config, data.transform, len(classes), data.device).eval()
+    return BenchTarget(TrainedModel(Path(config.name), config, model, data.transform, classes, 0, 0.0), data)
 
 
-def _eager(subject: BenchTarget, folder: Path) -> Predictor:
-    return reference_predictor(subject.trained)
+def _eager(target: BenchTarget, folder: Path) -> Predictor:
+    return reference_predictor(target.trained)
 
 
-def _folded(subject: BenchTarget, folder: Path) -> Predictor:
-    network = fold_batch_norms(subject.trained.network)
-    if count_batch_norms(network) == count_batch_norms(subject.trained.network):
-        raise ConvolveError("the network has no batch norm that could be folded")
-    return reference_predictor(replace(subject.trained, network=network))
+def _folded(target: BenchTarget, folder: Path) -> Predictor:
+    model = fold_batch_norms(target.trained.model)
+    if count_batch_norms(model) == count_batch_norms(target.trained.model):
+        raise ConvolveError("the model has no batch norm that could be folded")
+    return reference_predictor(replace(target.trained, model=model))
 
 
-def _exported(name: str, subject: BenchTarget, folder: Path) -> Predictor:
+def _exported(name: str, target: BenchTarget, folder: Path) -> Predictor:
     path = folder / f"model{FORMATS[name].suffix}"
     if not path.exists():
-        write_export(name, export_module(subject.trained, name), metadata_of(subject.trained), path)
+        write_export(name, export_module(target.trained, name), metadata_of(target.trained), path)
     return open_export(name, path)[0]
 
 
-def _int8(subject: BenchTarget, folder: Path) -> Predictor:
-    _exported("onnx", subject, folder)
-    images = training_pixels(subject.material, subject.trained.config.run.seed, CALIBRATION_IMAGES)
-    quantize(folder / "model.onnx", folder / "model-int8.onnx", metadata_of(subject.trained), images)
+def _int8(target: BenchTarget, folder: Path) -> Predictor:
+    _exported("onnx", target, folder)
+    images = training_pixels(target.data, target.trained.config.run.seed, CALIBRATION_IMAGES)
+    quantize(folder / "model.onnx", folder / "model-int8.onnx", metadata_of(target.trained), images)
     return open_export("onnx", folder / "model-int8.onnx")[0]
 
 
@@ -144,7 +138,7 @@ VARIANTS: dict[str, Callable[[BenchTarget, Path], Predictor]] = {
 
 
 def bench_infer(
-    subject: BenchTarget,
+    target: BenchTarget,
     console: Console,
     *,
     variants: Sequence[str] = (),
@@ -154,19 +148,19 @@ def bench_infer(
     """Measure the variants in turns, about `seconds` for each at each batch size.
 
     Args:
-        variants: those that must be there; none: all that this machine can make.
+        variants: names of variants that must work; by default, all that this machine can build.
     """
     _check(variants, batch_sizes, seconds)
-    trained = subject.trained
+    trained = target.trained
     speed = InferSpeed(trained.config.model.model, trained.transform.shape, torch.get_num_threads())
     with TemporaryDirectory(prefix="convolve-") as folder:
-        runners = _make(subject, variants, Path(folder), speed, console)
-        pixels = subject.pixels(max(batch_sizes))
+        runners = _build_variants(target, variants, Path(folder), speed, console)
+        pixels = target.pixels(max(batch_sizes))
         for number, size in enumerate(batch_sizes):
             console.progress("bench infer", number, len(batch_sizes))
             batch = np.ascontiguousarray(pixels[:size])
             works = {name: partial(runner, batch) for name, runner in runners.items()}
-            speed.rows += _warn_difference(size, time_alternating(works, seconds=seconds))
+            speed.rows += _rows(size, time_alternating(works, seconds=seconds))
     speed.peak_rss_bytes = peak_rss_bytes()
     return speed
 
@@ -181,39 +175,39 @@ def _check(variants: Sequence[str], batch_sizes: Sequence[int], seconds: float) 
         raise ConfigError(f"--seconds {seconds:g}: must be greater than 0")
 
 
-def _make(
-    subject: BenchTarget, wanted: Sequence[str], folder: Path, speed: InferSpeed, console: Console
+def _build_variants(
+    target: BenchTarget, requested: Sequence[str], folder: Path, speed: InferSpeed, console: Console
 ) -> dict[str, Predictor]:
-    """The variants, each compared with the network first; one that is missing but was not asked for is explained."""
-    reference, probe = reference_predictor(subject.trained), subject.pixels(16)
+    """Build the variants and compare each with the model. Failures are recorded, or raised if variants were named."""
+    reference, probe = reference_predictor(target.trained), target.pixels(16)
     runners = {}
-    for number, name in enumerate(wanted or VARIANTS):
-        console.progress(f"make {name}", number, len(wanted or VARIANTS))
-        began = time.perf_counter()
+    for number, name in enumerate(requested or VARIANTS):
+        console.progress(f"build {name}", number, len(requested or VARIANTS))
+        start = time.perf_counter()
         try:
-            runners[name] = VARIANTS[name](subject, folder)
+            runners[name] = VARIANTS[name](target, folder)
         except ConvolveError as error:
-            if wanted:
+            if requested:
                 raise
             speed.left_out[name] = str(error)
             continue
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         speed.variants[name] = VariantBuild(seconds, compare(runners[name], reference, probe).largest_difference)
         _require_near(name, speed.variants[name])
     return runners
 
 
-def _require_near(name: str, made: VariantBuild) -> None:
-    """A fast wrong answer is no result; eight bits may differ."""
-    if name != "int8" and not made.largest_difference <= TOLERANCE:
+def _require_near(name: str, build: VariantBuild) -> None:
+    """Raise if the logits of a variant are wrong; int8 may differ."""
+    if name != "int8" and not build.largest_difference <= TOLERANCE:
         raise ConvolveError(
-            f"{name}: its logits differ from the network's by {made.largest_difference:.2g} of the largest; "
-            "its speed means nothing; report it, and leave it out with --variants"
+            f"{name}: logits differ from the model's by {build.largest_difference:.2g} of the largest; "
+            "report this, and omit the variant with --variants"
         )
 
 
-def _warn_difference(size: int, found: Mapping[str, Times]) -> list[BenchRow]:
-    eager = found.get("eager")
+def _rows(size: int, measured: Mapping[str, Times]) -> list[BenchRow]:
+    eager = measured.get("eager")
     return [
         BenchRow(
             variant=name,
@@ -227,5 +221,5 @@ def _warn_difference(size: int, found: Mapping[str, Times]) -> list[BenchRow]:
             first_excluded=times.first_excluded,
             ratio_to_eager=None if eager is None else eager.quantile(0.5) / times.quantile(0.5),
         )
-        for name, times in found.items()
+        for name, times in measured.items()
     ]

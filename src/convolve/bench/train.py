@@ -1,18 +1,17 @@
-"""`convolve bench train`: how fast a config trains, and what share of the machine's arithmetic it uses.
+"""`convolve bench train`: training speed of a config, and the fraction of the machine's peak arithmetic that it uses.
 
-The training is the real one: its own step, loop, loader and numerics, without logs, validation and checkpoints. After
-a warm-up it runs a number of times for some steps each; the first of these runs is reported and does not count. Two
-configs take turns, run by run, so that whatever else the machine does hits both alike.
+Measures the step, loop, loader and numerics of a real run, without logs, validation and checkpoints. After a warm-up,
+some steps are timed in each of several runs. The first run is reported but not counted. Two configs alternate run by
+run, so load from other processes affects both alike.
 
-The arithmetic: a training pass costs three forward passes (the gradients by weights and by activations cost one each),
-a multiply-add is two operations, so
+A training step costs three forward passes (the gradients by weights and by activations cost one each), and a
+multiply-add is two operations:
 
     flops         6 x multiply-adds of one sample x samples per second
     matmul_flops  2 n^3 / the shortest time of an n x n product in fp32, by the same threads, between the runs
     flop_share    flops / matmul_flops
 
-Convolutions that need fewer multiplications (Winograd's) are counted as if they did them all: the share says how
-useful the time is, not how busy the units are.
+Winograd convolutions count as direct ones, so the fraction measures useful work, not the load of the arithmetic units.
 """
 
 import time
@@ -63,7 +62,7 @@ PROFILED_STEPS = 10
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How much is measured; without `run_steps` a run has as many steps as take about a second."""
+    """Amount of work to measure. By default, `run_steps` is chosen so a run takes about a second."""
 
     warmup: int = 5
     repeats: int = 5
@@ -79,7 +78,7 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """How fast one config trains. `runs` are the images/s of each run, also of the first, which does not count."""
+    """Training speed of one config. `runs` are the images/s of each run, including the uncounted first one."""
 
     config: str
     model: str
@@ -110,8 +109,7 @@ class TrainSpeed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two configs that took turns. Ratios are those of images/s, ours to the other's: of runs side by side the median,
-    and the least and the most that a pair of runs showed."""
+    """Speeds of two configs, and median, minimum and maximum ratio of images/s over pairs of adjacent runs."""
 
     ours: TrainSpeed
     other: TrainSpeed
@@ -142,7 +140,7 @@ class _StepTimer:
 
 @dataclass(frozen=True)
 class _Run:
-    """Seconds of each step of one run, how many samples they had, and how long they waited for them."""
+    """Seconds of each step of one run, the samples in them, and the seconds spent waiting for data."""
 
     seconds: tuple[float, ...]
     samples: int
@@ -177,7 +175,7 @@ class BenchRun:
         self._batches = self.loader.step_batches(config.run.seed, 0, *sizes, shard)
         self._timer = _StepTimer(self.data.device)
 
-    def go(self, steps: int) -> _Run:
+    def train(self, steps: int) -> _Run:
         """Train for some steps."""
         state, loader = self.state, self.loader
         device.configure(self.threads)
@@ -187,25 +185,27 @@ class BenchRun:
         fit(state, self._batches, self.parts, [self._timer], total=total)
         return _Run(tuple(self._timer.seconds), state.samples - samples, loader.waited_seconds - waited)
 
-    def warm_up(self, pace: BenchPlan) -> None:
-        """Steps that do not count; they also tell how many steps a run has, the same number in all processes."""
-        seconds = [*self.go(pace.warmup).seconds, *self.go(1).seconds] if pace.warmup else list(self.go(1).seconds)
-        wanted = pace.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
-        self.run_steps = int(self.parts.collectives.broadcast_str(str(wanted)))
+    def warm_up(self, plan: BenchPlan) -> None:
+        """Run steps that are not counted, and choose the number of steps of a run, equal on all ranks."""
+        seconds = (
+            [*self.train(plan.warmup).seconds, *self.train(1).seconds] if plan.warmup else list(self.train(1).seconds)
+        )
+        steps = plan.run_steps or max(1, round(RUN_SECONDS / min(seconds)))
+        self.run_steps = int(self.parts.collectives.broadcast_str(str(steps)))
 
     def measure(self) -> None:
-        """One run that is reported, and the machine's own rate right after it."""
-        self.runs.append(self.go(self.run_steps))
+        """Measure one run, and the matrix product rate of the machine right after it."""
+        self.runs.append(self.train(self.run_steps))
         self.matmul_flops = max(self.matmul_flops, measure_matmul())
 
-    def tell(self, operators: Sequence[Operator] = ()) -> TrainSpeed:
-        """What came out."""
+    def result(self, operators: Sequence[Operator] = ()) -> TrainSpeed:
+        """Return the speed over all counted runs."""
         config = self.config
         counted = self.runs[1:] or self.runs
         seconds = [step for run in counted for step in run.seconds]
         times = Times(1000 * np.array(seconds), first_excluded=len(self.runs) > 1)
         rate = sum(run.samples for run in counted) / sum(seconds)
-        matmul = self._whole_team(self.matmul_flops)
+        matmul = self._sum_over_ranks(self.matmul_flops)
         return TrainSpeed(
             config=config.name,
             model=config.model.model,
@@ -225,7 +225,7 @@ class BenchRun:
             ms_p50=times.quantile(0.5),
             ms_p99=times.quantile(0.99),
             data_wait_share=sum(run.waited for run in counted) / sum(seconds),
-            peak_rss_bytes=int(self._whole_team(peak_rss_bytes())),
+            peak_rss_bytes=int(self._sum_over_ranks(peak_rss_bytes())),
             multiply_adds=self.multiply_adds,
             flops=6 * self.multiply_adds * rate,
             matmul_flops=matmul,
@@ -234,62 +234,64 @@ class BenchRun:
             operators=tuple(operators),
         )
 
-    def _whole_team(self, value: float) -> float:
-        """A figure added up over all processes."""
-        team = self.parts.collectives
-        return float(team.sum_over_stages(team.sum_over_replicas(torch.tensor([value], dtype=torch.float64))))
+    def _sum_over_ranks(self, value: float) -> float:
+        """Sum a value over all processes."""
+        collectives = self.parts.collectives
+        return float(
+            collectives.sum_over_stages(collectives.sum_over_replicas(torch.tensor([value], dtype=torch.float64)))
+        )
 
 
 def measure_matmul() -> float:
-    """Operations per second of fp32 matrix products by the threads of this process, at its best."""
+    """Return the peak rate of fp32 matrix products by the threads of this process, in operations per second."""
     a, out = torch.rand(MATMUL_SIDE, MATMUL_SIDE), torch.empty(MATMUL_SIDE, MATMUL_SIDE)
     best, end = float("inf"), time.perf_counter() + MATMUL_SECONDS
     while time.perf_counter() < end:
-        began = time.perf_counter()
+        start = time.perf_counter()
         torch.mm(a, a, out=out)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
     return 2 * MATMUL_SIDE**3 / best
 
 
-def bench_train(config: Config, console: Console, pace: BenchPlan, trace: Path | None = None) -> TrainSpeed:
-    """Measure one config; with `trace`, some more steps under torch's profiler at the end."""
+def bench_train(config: Config, console: Console, plan: BenchPlan, trace: Path | None = None) -> TrainSpeed:
+    """Measure one config; with `trace`, profile some more steps at the end."""
     if trace is not None:
         require_folder(trace)
     with ExitStack() as stack:
-        contestant = _enter(config, console, stack)
-        writer = stack.enter_context(_open_log(contestant))
-        writer.start(contestant.info)
-        _take_turns([contestant], pace, console)
+        run = _open(config, console, stack)
+        writer = stack.enter_context(_open_log(run))
+        writer.start(run.info)
+        _take_turns([run], plan, console)
         if config.log.mlperf_logging:
-            writer.valid(_validate(contestant))
+            writer.valid(_validate(run))
         writer.event("end", status="success")
-        operators = [] if trace is None else _profile(contestant, trace)
-        return contestant.tell(operators)
+        operators = [] if trace is None else _profile(run, trace)
+        return run.result(operators)
 
 
-def compare(config: Config, other: Config, console: Console, pace: BenchPlan) -> Comparison:
+def compare(config: Config, other: Config, console: Console, plan: BenchPlan) -> Comparison:
     """Measure two configs in turns."""
     with ExitStack() as stack:
-        contestants = [_enter(one, console, stack) for one in (config, other)]
-        _take_turns(contestants, pace, console)
-        return compare_speeds(*(contestant.tell() for contestant in contestants))
+        runs = [_open(one, console, stack) for one in (config, other)]
+        _take_turns(runs, plan, console)
+        return compare_speeds(*(run.result() for run in runs))
 
 
 def compare_speeds(ours: TrainSpeed, other: TrainSpeed) -> Comparison:
-    """The ratio of two configs whose runs took turns."""
+    """Return the speed ratio of two configs whose runs alternated."""
     pairs = list(zip(ours.runs, other.runs, strict=True))
     ratios = [mine / theirs for mine, theirs in pairs[1:] or pairs]
     return Comparison(ours, other, median(ratios), min(ratios), max(ratios))
 
 
-def _enter(config: Config, console: Console, stack: ExitStack) -> BenchRun:
+def _open(config: Config, console: Console, stack: ExitStack) -> BenchRun:
     registry.check(config.model)
     resolve_splits(build_on_meta(config), config)
     device.configure(config.run.threads)
-    team = stack.enter_context(open_collectives(config.parallel))
-    require_same_start(team, config)
+    collectives = stack.enter_context(open_collectives(config.parallel))
+    require_same_start(collectives, config)
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="convolve-")))
-    return open_bench_run(config, folder, rank_zero_console(team, console), team)
+    return open_bench_run(config, folder, rank_zero_console(collectives, console), collectives)
 
 
 def open_bench_run(config: Config, folder: Path, console: Console, collectives: Collectives) -> BenchRun:
@@ -297,9 +299,7 @@ def open_bench_run(config: Config, folder: Path, console: Console, collectives: 
     started = time.perf_counter()
     data = open_data(config, console)
     config = name_dataset(config, data.dataset.name)
-    numerics = build_numerics(
-        config, data.device, run_span(config, data), folder=folder, emit=_ignore, any_rank=collectives.any_rank
-    )
+    numerics = build_numerics(config, data.device, run_span(config, data), folder=folder, any_rank=collectives.any_rank)
     model = build_initial_model(config, data, console)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model)
@@ -318,12 +318,8 @@ def open_bench_run(config: Config, folder: Path, console: Console, collectives: 
     )
 
 
-def _ignore(kind: str, **values: object) -> None:
-    """Drop events of the numerics."""
-
-
 def _open_log(run: BenchRun) -> LoggerGroup:
-    """MLPerf's log in a run folder, where it is asked for; a measurement leaves nothing else behind."""
+    """Open the MLPerf log in a run folder if it is enabled; a benchmark writes no other file."""
     config = run.config
     if not (config.log.mlperf_logging and run.parts.collectives.is_rank_zero):
         return LoggerGroup([])
@@ -331,26 +327,26 @@ def _open_log(run: BenchRun) -> LoggerGroup:
 
 
 def _validate(run: BenchRun) -> ValidationRecord:
-    """Evaluate the model as it is: MLPerf's log requires an accuracy."""
+    """Evaluate the model, since the MLPerf log requires an accuracy."""
     state, started = run.state, time.perf_counter()
     result = evaluate_state(state, run.parts, run.data.test_loader(), run.config)
     epoch, seconds = state.samples / len(run.loader), time.perf_counter() - started
     return validation_record(checkpoint_name(state.step), state.step, epoch, result, seconds)
 
 
-def _take_turns(contestants: Sequence[BenchRun], pace: BenchPlan, console: Console) -> None:
-    for contestant in contestants:
-        contestant.warm_up(pace)
-    for number in range(pace.repeats):
-        console.progress("bench train", number, pace.repeats)
-        for contestant in contestants:
-            contestant.measure()
+def _take_turns(runs: Sequence[BenchRun], plan: BenchPlan, console: Console) -> None:
+    for run in runs:
+        run.warm_up(plan)
+    for number in range(plan.repeats):
+        console.progress("bench train", number, plan.repeats)
+        for run in runs:
+            run.measure()
 
 
-def _profile(contestant: BenchRun, trace: Path) -> list[Operator]:
-    """All processes make the steps; the first one's are looked at."""
-    steps = min(contestant.run_steps, PROFILED_STEPS)
-    if not contestant.parts.collectives.is_rank_zero:
-        contestant.go(steps)
+def _profile(run: BenchRun, trace: Path) -> list[Operator]:
+    """Profile some steps on rank 0; all other processes only run them."""
+    steps = min(run.run_steps, PROFILED_STEPS)
+    if not run.parts.collectives.is_rank_zero:
+        run.train(steps)
         return []
-    return profile(lambda: contestant.go(steps), trace)
+    return profile(lambda: run.train(steps), trace)

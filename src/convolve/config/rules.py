@@ -79,7 +79,7 @@ def _trapezoid_inside_the_run(config: Config) -> None:
 
 
 def _decay_of_rmsprop(config: Config) -> None:
-    decay = config.settled_optim().rmsprop_decay
+    decay = config.resolved_optim().rmsprop_decay
     if decay < 0:
         raise ConfigError(
             f"--rmsprop-base-decay-exp {config.optim.rmsprop_base_decay_exp:g} with a global batch of "

@@ -200,7 +200,7 @@ class Config(BaseModel):
         """Samples per weight update: micro batch x gradient accumulation x replicas."""
         return self.optim.batch_size * self.optim.gradient_accumulation_count * self.parallel.replicas
 
-    def settled_optim(self) -> OptimConfig:
+    def resolved_optim(self) -> OptimConfig:
         """Return the optim section with the learning rate and rmsprop decay computed from the global batch size."""
         optim, settled = self.optim, dict[str, float]()
         if optim.base_learning_rate_exponent is not None:

@@ -102,37 +102,37 @@ def balance_stages(costs: Sequence[float], stages: int, fits: FitsFn | None = No
     return [0, *reversed(starts)]
 
 
-def partition_model(network: Network, config: Config, collectives: Collectives) -> Partition:
+def partition_model(model: Network, config: Config, collectives: Collectives) -> Partition:
     """Return this process's part of a model that every process has built whole, with the same weights."""
-    require_equal_weights(collectives, network)
+    require_equal_weights(collectives, model)
     parallel = config.parallel
-    part, remote_blocks, shapes = network, tuple[str, ...](), None
+    part, remote_blocks, shapes = model, tuple[str, ...](), None
     if collectives.topology.stages > 1:
-        stages = group_blocks(network, choose_splits(network, config, collectives))
-        _check_stages(network, stages)
+        stages = group_blocks(model, choose_splits(model, config, collectives))
+        _check_stages(model, stages)
         local = stages[collectives.topology.stage]
-        shapes = _stage_shapes(network, local)
-        part = subnetwork(network, local, shapes[0])
-        remote_blocks = tuple(name for name in network.blocks if name not in local)
+        shapes = _stage_shapes(model, local)
+        part = subnetwork(model, local, shapes[0])
+        remote_blocks = tuple(name for name in model.blocks if name not in local)
     if parallel.bn_span > 1:
         # Must be last: a synced batch norm blocks on its peers in every forward pass.
-        _sync_batch_norms(network, part, parallel.bn_span, collectives)
+        _sync_batch_norms(model, part, parallel.bn_span, collectives)
     if parallel.enable_recomputation:
-        patterns = [one for one in parallel.recompute_checkpoints if _applies_here(part, network, one)]
+        patterns = [one for one in parallel.recompute_checkpoints if _applies_here(part, model, one)]
         recompute(part, patterns)
     sharding = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
     pipeline = Pipeline(part, shapes, collectives, parallel.pipeline_schedule) if shapes else None
     return Partition(part, LocalShard(remote_blocks, sharding), pipeline)
 
 
-def resolve_splits(network: Network, config: Config) -> tuple[str, ...] | None:
+def resolve_splits(model: Network, config: Config) -> tuple[str, ...] | None:
     """Check the splits of a config, and return the first blocks of the stages after the first, or None if automatic.
 
     Names of other systems are accepted. A model on the meta device is enough.
     """
-    names, stages = list(network.blocks), config.parallel.shards
+    names, stages = list(model.blocks), config.parallel.shards
     splits = canonical_splits(config.parallel.pipeline_splits, names)
-    allowed = network.split_points[1:]
+    allowed = model.split_points[1:]
     if stages > len(allowed) + 1:
         raise ConfigError(
             f"--shards {stages}: {config.model.model} can be split into at most {len(allowed) + 1} stages; use fewer"
@@ -149,40 +149,40 @@ def resolve_splits(network: Network, config: Config) -> tuple[str, ...] | None:
         )
     else:
         ordered = tuple(sorted(splits, key=names.index))
-        _check_stages(network, group_blocks(network, ordered))
+        _check_stages(model, group_blocks(model, ordered))
         return ordered
-    raise ConfigError(problem, tabulate_blocks(network, config.model.model))
+    raise ConfigError(problem, tabulate_blocks(model, config.model.model))
 
 
-def choose_splits(network: Network, config: Config, collectives: Collectives) -> tuple[str, ...]:
+def choose_splits(model: Network, config: Config, collectives: Collectives) -> tuple[str, ...]:
     """Return the first blocks of the stages after the first: as named, or balanced by times measured on rank 0."""
-    splits = resolve_splits(network, config)
+    splits = resolve_splits(model, config)
     if splits is not None:
         return splits
-    names, measured = list(network.blocks), ""
+    names, measured = list(model.blocks), ""
     if collectives.is_rank_zero:
-        copy = deepcopy(network)
+        copy = deepcopy(model)
         apply_kernels(config, copy)
         times = time_blocks(copy, config.optim.batch_size, PROFILE_SECONDS).blocks
-        costs, allowed = [time.forward + time.backward for time in times], set(network.split_points)
+        costs, allowed = [time.forward + time.backward for time in times], set(model.split_points)
         starts = balance_stages(costs, config.parallel.shards, lambda stage, start, end: names[start] in allowed)
         measured = json.dumps([names[start] for start in starts[1:]])
     return tuple(json.loads(collectives.broadcast_str(measured)))
 
 
-def group_blocks(network: Network, splits: Sequence[str]) -> list[list[str]]:
+def group_blocks(model: Network, splits: Sequence[str]) -> list[list[str]]:
     """Return the names of the blocks of each stage."""
     stages: list[list[str]] = [[]]
-    for name in network.blocks:
+    for name in model.blocks:
         if name in splits:
             stages.append([])
         stages[-1].append(name)
     return stages
 
 
-def tabulate_blocks(network: Network, name: str) -> str:
+def tabulate_blocks(model: Network, name: str) -> str:
     """Return a table of blocks: parameters, multiply-adds, and activations of one sample."""
-    rows = summarize(name, network).rows
+    rows = summarize(name, model).rows
     width = max(len(row.name) for row in rows)
     lines = [f"  {'block':{width}}  {'parameters':>12}  {'multiply-adds':>14}  {'activations':>12}"]
     for row in rows:
@@ -191,9 +191,9 @@ def tabulate_blocks(network: Network, name: str) -> str:
     return "\n".join(lines)
 
 
-def _check_stages(network: Network, stages: list[list[str]]) -> None:
+def _check_stages(model: Network, stages: list[list[str]]) -> None:
     """Reject a stage without trainable parameters: gradients could not flow through it."""
-    blocks = network.blocks
+    blocks = model.blocks
     for number, names in enumerate(stages):
         if not any(parameter.requires_grad for name in names for parameter in blocks[name].parameters()):
             raise ConfigError(
@@ -202,16 +202,16 @@ def _check_stages(network: Network, stages: list[list[str]]) -> None:
             )
 
 
-def _stage_shapes(network: Network, local: list[str]) -> tuple[Shape, Shape]:
+def _stage_shapes(model: Network, local: list[str]) -> tuple[Shape, Shape]:
     """Return the shape of one sample before and after the blocks of a stage."""
-    rows = summarize("", network).rows
+    rows = summarize("", model).rows
     names = [row.name for row in rows]
     first, last = names.index(local[0]), names.index(local[-1])
-    return rows[first - 1].shape if first else network.input_shape, rows[last].shape
+    return rows[first - 1].shape if first else model.input_shape, rows[last].shape
 
 
-def _sync_batch_norms(network: Network, part: Network, span: int, collectives: Collectives) -> None:
-    if not any(isinstance(module, BatchNorm2d) for module in network.modules()):
+def _sync_batch_norms(model: Network, part: Network, span: int, collectives: Collectives) -> None:
+    if not any(isinstance(module, BatchNorm2d) for module in model.modules()):
         raise ConfigError(f"--bn-span {span}: the model has no batch norm; remove the option or set --norm-type batch")
     add = span_sum(collectives.topology, span)
     for module in part.modules():
@@ -219,6 +219,6 @@ def _sync_batch_norms(network: Network, part: Network, span: int, collectives: C
             module.sync(span, add)
 
 
-def _applies_here(part: Network, network: Network, pattern: str) -> bool:
+def _applies_here(part: Network, model: Network, pattern: str) -> bool:
     """Return whether a pattern matches a block here, or none of the whole model, which is an error later."""
-    return bool(match_blocks(part.blocks, [pattern]) or not match_blocks(network.blocks, [pattern]))
+    return bool(match_blocks(part.blocks, [pattern]) or not match_blocks(model.blocks, [pattern]))

@@ -103,10 +103,10 @@ def build_numerics(
     span: RunSpan,
     *,
     folder: Path,
-    emit: EmitFn,
+    emit: EmitFn = lambda kind, **values: None,
     any_rank: AnyRank = single_process,
 ) -> Numerics:
-    """Return the numerics of a config. Dumps go to the run folder, events to `emit`."""
+    """Return the numerics of a config. Dumps go to the run folder, events to `emit` (by default nowhere)."""
     precision = config.precision
     observed = bool(precision.data_dump_step or precision.over_dump or precision.survey_freq)
     choice = select_numerics(precision, device, watched=observed)
@@ -180,7 +180,7 @@ def build(
     grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).pending_sums) + 1)
     offset = collectives.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
     context = PassContext(config.run.seed, numerics.execution, grad_sync, offset)
-    optim, pipeline = config.settled_optim(), partition.pipeline
+    optim, pipeline = config.resolved_optim(), partition.pipeline
     parts = StepParts(
         schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
         forward_backward=_build_forward_backward(config, partition, context, metrics),
@@ -198,7 +198,7 @@ def build(
 
 def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
     model, shard = partition.part, partition.shard
-    optimizer = build_optimizer(model, config.settled_optim(), shard.sharding.owns)
+    optimizer = build_optimizer(model, config.resolved_optim(), shard.sharding.owns)
     state = TrainState(model, optimizer, execution=numerics.execution, scaler=numerics.scaler, shard=shard)
     if config.optim.ema_decay is not None:
         state.ema = ModelEMA(model, config.optim.ema_decay)

@@ -75,7 +75,7 @@ def export(path: Path, name: str, console: Console, *, output: Path | None = Non
     start = time.perf_counter()
     name = _check_format(name, int8, output)
     checkpoint = choose_checkpoint(path)
-    trained = load_trained(checkpoint, where="cpu")
+    trained = load_trained(checkpoint, device_name="cpu")
     device.configure(trained.config.run.threads)
     target = output or _default_target(checkpoint, name, int8)
     console.info(f"Exporting {trained.config.model.model} of {checkpoint} as {name}{' (int8)' if int8 else ''}")
@@ -113,7 +113,7 @@ def _default_target(checkpoint: Path, name: str, int8: bool) -> Path:
 
 def export_module(trained: TrainedModel, name: str) -> ExportModule:
     """Return the module to export: with folded batch norms if the format has a graph, else as trained."""
-    model = fold_batch_norms(trained.network) if FORMATS[name].has_graph else trained.network
+    model = fold_batch_norms(trained.model) if FORMATS[name].has_graph else trained.model
     return ExportModule(model, trained.transform)
 
 
@@ -122,7 +122,7 @@ def reference_predictor(trained: TrainedModel) -> Predictor:
 
     def run(pixels: Pixels) -> Logits:
         with torch.inference_mode():
-            logits = trained.network(trained.transform(torch.from_numpy(pixels)))
+            logits = trained.model(trained.transform(torch.from_numpy(pixels)))
         return np.asarray(logits)
 
     return run
@@ -170,7 +170,7 @@ def _verify(name: str, draft: Path, trained: TrainedModel, target: Path) -> Veri
 
 def _verify_weights(draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:
     stored, _ = read_weights(draft)
-    weights = trained.network.state_dict()
+    weights = trained.model.state_dict()
     if set(stored) != set(weights) or not all(torch.equal(stored[key], weights[key].cpu()) for key in weights):
         raise ConvolveError(f"{target}: stored weights differ from the model's; nothing was written")
     return VerifyResult((), 0.0, True)

@@ -44,7 +44,7 @@ class Classifier:
         """Load a checkpoint folder on the device of its config, fold its batch norms and set the CPU threads."""
         trained = load_trained(checkpoint)
         device.configure(threads or trained.config.run.threads)
-        return cls(checkpoint.name, metadata_of(trained), fold_batch_norms(trained.network))
+        return cls(checkpoint.name, metadata_of(trained), fold_batch_norms(trained.model))
 
     def classify(self, pixels: Images) -> Probabilities:
         """Return probabilities [N, classes] of pixels [N, H, W, C]."""

@@ -1,11 +1,11 @@
 """EfficientNet B0 to B7 and a size for small images, with torchvision's parameter names.
 
 Blocks are those of Tan and Le 2019: expand by 1x1, a depthwise k x k, squeeze and excitation, project by 1x1, with a
-shortcut where the shape stays. `group_dim` above 1 turns the depthwise convolution into a grouped one with that many
-channels in each group, which suits machines that compute in vectors (Masters et al. 2021), usually together with
-`expand_ratio` 4. Stochastic depth spares the first block and reaches 1 - `block_survival_prob` at the last.
+shortcut if the shape stays. `group_dim` above 1 turns the depthwise convolution into a grouped one with that many
+channels in each group, which suits vector processors (Masters et al. 2021), usually together with `expand_ratio` 4.
+The stochastic depth rate increases from 0 at the first block to 1 - `block_survival_prob` at the last.
 
-Epsilons follow torchvision (1e-5 up to B4, 1e-3 above); TensorFlow's networks have 1e-3 everywhere: --norm-epsilon.
+Epsilons follow torchvision (1e-5 up to B4, 1e-3 above); TensorFlow's models use 1e-3 everywhere (--norm-epsilon).
 """
 
 import math
@@ -29,7 +29,7 @@ Blocks = dict[str, nn.Module]
 
 @dataclass(frozen=True)
 class Size:
-    """What a size means: factors on width and depth, dropout, and the image side that it was made for."""
+    """Width and depth coefficients, dropout, and image side of a model size."""
 
     width: float
     depth: float
@@ -78,7 +78,7 @@ STEM = 32
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """How the blocks of one network are made."""
+    """Options of all blocks of a model."""
 
     norms: NormFactory
     activation: Activation
@@ -89,7 +89,7 @@ class BlockStyle:
 
 @dataclass(frozen=True)
 class BlockPosition:
-    """One block in its network: shapes, and the chance that its branch stays."""
+    """Shape of one block, its name, and the probability that its branch is kept."""
 
     inputs: int
     outputs: int
@@ -97,13 +97,13 @@ class BlockPosition:
     stride: int
     expands: bool
     survival: float
-    place: str
+    name: str
 
 
 class MBConv(nn.Module):
-    """Expand, depthwise or grouped convolution, gate, project; added to the input where the shape stays."""
+    """Expand, depthwise or grouped convolution, gate, project; added to the input if the shape stays."""
 
-    def __init__(self, position: BlockPosition, style: BlockStyle, order: BuildArgs) -> None:
+    def __init__(self, position: BlockPosition, style: BlockStyle) -> None:
         super().__init__()
         inputs, norms = position.inputs, style.norms
         hidden = inputs * style.expand_ratio if position.expands else inputs
@@ -125,10 +125,9 @@ class MBConv(nn.Module):
         self.block = nn.Sequential(*layers, gate, conv_norm((hidden, position.outputs), 1, norms))
         self.skips = position.stride == 1 and inputs == position.outputs
         kept = position.survival >= 1 or not self.skips
-        self.stochastic_depth = nn.Identity() if kept else StochasticDepth(position.survival, position.place)
+        self.stochastic_depth = nn.Identity() if kept else StochasticDepth(position.survival, position.name)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The branch, and the input where the shape stays."""
         out: Tensor = self.block(x)
         return self.stochastic_depth(out) + x if self.skips else out
 
@@ -137,31 +136,31 @@ def _count_groups(channels: int, group_dim: int) -> int:
     groups = max(1, channels // group_dim)
     if channels % groups:
         raise ConfigError(
-            f"group-dim={group_dim} with a layer of {channels} channels: {groups} groups do not divide it; "
+            f"--group-dim {group_dim} with a layer of {channels} channels: {groups} groups do not divide it; "
             "choose a divisor of the widths, for example 1, 4, 8 or 16"
         )
     return groups
 
 
 def read_size(options: ModelConfig) -> str:
-    """The size that options mean; `4`, `B4` and `b4` are the same."""
+    """Return the size that the options select; `4`, `B4` and `b4` are the same."""
     size = EfficientNetOptions.read(options).model_size.lower()
     size = f"b{size}" if size.isdigit() else size
     if size not in SIZES:
         raise ConfigError(
-            f"model-size={options.model_size} with model=efficientnet: known sizes are {', '.join(SIZES)}"
+            f"--model-size {options.model_size} with --model efficientnet: known sizes are {', '.join(SIZES)}"
         )
     return size
 
 
-def _assemble(name: str, order: BuildArgs) -> Blocks:
+def _assemble(name: str, args: BuildArgs) -> Blocks:
     size = SIZES[name]
-    options = EfficientNetOptions.read(order.options)
+    options = EfficientNetOptions.read(args.options)
     width = partial(_width, options.width_coefficient or size.width, options.depth_divisor)
     style = _style(size, options)
     blocks: Blocks = {
         "features/0": conv_norm(
-            (order.input_shape[0], width(STEM)),
+            (args.input_shape[0], width(STEM)),
             3,
             style.norms,
             stride=1 if size.small else 2,
@@ -171,9 +170,9 @@ def _assemble(name: str, order: BuildArgs) -> Blocks:
     depth = options.depth_coefficient or size.depth
     inputs = width(STEM)
     for name, position in _positions(size, depth, width, options.block_survival_prob):
-        blocks[name] = MBConv(position, style, order)
+        blocks[name] = MBConv(position, style)
         inputs = position.outputs
-    return {**blocks, **_head(size, inputs, width, style, order)}
+    return {**blocks, **_head(size, inputs, width, style, args)}
 
 
 def _width(coefficient: float, divisor: int, width: int) -> int:
@@ -200,21 +199,21 @@ def _style(size: Size, options: EfficientNetOptions) -> BlockStyle:
 
 def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tuple[str, BlockPosition]]:
     repeats = [math.ceil(group.repeats * depth) for group in GROUPS]
-    found: list[tuple[str, BlockPosition]] = []
+    positions: list[tuple[str, BlockPosition]] = []
     inputs = width(STEM)
     for number, (group, count) in enumerate(zip(GROUPS, repeats, strict=True), start=1):
         first_stride = 1 if size.small and number == 2 else group.stride
         for index in range(count):
             name = f"features/{number}/{index}"
-            chance = 1 - (1 - survival) * len(found) / sum(repeats)
+            keep = 1 - (1 - survival) * len(positions) / sum(repeats)
             stride, outputs = (first_stride if index == 0 else 1), width(group.width)
-            found.append((name, BlockPosition(inputs, outputs, group.kernel, stride, group.expands, chance, name)))
+            positions.append((name, BlockPosition(inputs, outputs, group.kernel, stride, group.expands, keep, name)))
             inputs = outputs
-    return found
+    return positions
 
 
-def _head(size: Size, inputs: int, width: Any, style: BlockStyle, order: BuildArgs) -> Blocks:
-    options = EfficientNetOptions.read(order.options)
+def _head(size: Size, inputs: int, width: Any, style: BlockStyle, args: BuildArgs) -> Blocks:
+    options = EfficientNetOptions.read(args.options)
     blocks: Blocks = {}
     if options.top_width:
         outputs = width(options.top_width)
@@ -227,7 +226,7 @@ def _head(size: Size, inputs: int, width: Any, style: BlockStyle, order: BuildAr
     rate = size.dropout if options.dropout_rate is None else options.dropout_rate
     if rate > 0:
         blocks["classifier/0"] = KeyedDropout(rate, "classifier/0")
-    blocks["classifier/1"] = nn.Linear(inputs, order.classes)
+    blocks["classifier/1"] = nn.Linear(inputs, args.classes)
     return blocks
 
 
@@ -250,7 +249,7 @@ def _named(name: str, size: Size) -> ModelSpec:
 
 MODELS = {
     "efficientnet": ModelSpec(
-        lambda order: _assemble(read_size(order.options), order),
+        lambda args: _assemble(read_size(args.options), args),
         INIT_RULE,
         f"EfficientNet of --model-size: {EfficientNetOptions.sizes}",
         input_shape=(3, 224, 224),

@@ -71,14 +71,13 @@ V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
 
 
 class _Skipping(nn.Module):
-    """Adds the input to what the layers make of it, where the shape stays."""
+    """Base of blocks that add their input if the shape stays."""
 
     def __init__(self, skips: bool) -> None:
         super().__init__()
         self.skips = skips
 
     def join(self, x: Tensor, out: Tensor) -> Tensor:
-        """Add the shortcut if there is one."""
         return out + x if self.skips else out
 
 
@@ -98,7 +97,6 @@ class InvertedResidual(_Skipping):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the block."""
         return self.join(x, self.conv(x))
 
 
@@ -119,12 +117,11 @@ class GatedResidual(_Skipping):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the block."""
         return self.join(x, self.block(x))
 
 
-def _norms(order: BuildArgs, epsilon: float, decay: float) -> NormFactory:
-    options = MobileNetOptions.read(order.options)
+def _norms(args: BuildArgs, epsilon: float, decay: float) -> NormFactory:
+    options = MobileNetOptions.read(args.options)
     return NormFactory(
         options.norm_type,
         options.groups,
@@ -134,43 +131,43 @@ def _norms(order: BuildArgs, epsilon: float, decay: float) -> NormFactory:
     )
 
 
-def _dropout(order: BuildArgs, place: str) -> nn.Module:
-    return KeyedDropout(MobileNetOptions.read(order.options).dropout_rate, place)
+def _dropout(args: BuildArgs, name: str) -> nn.Module:
+    return KeyedDropout(MobileNetOptions.read(args.options).dropout_rate, name)
 
 
-def _assemble_v2(order: BuildArgs) -> Blocks:
-    norms = _norms(order, 1e-5, 0.9)
-    blocks: Blocks = {"features/0": conv_norm((order.input_shape[0], 32), 3, norms, stride=2, activation=nn.ReLU6)}
+def _assemble_v2(args: BuildArgs) -> Blocks:
+    norms = _norms(args, 1e-5, 0.9)
+    blocks: Blocks = {"features/0": conv_norm((args.input_shape[0], 32), 3, norms, stride=2, activation=nn.ReLU6)}
     inputs = 32
     for expansion, width, repeats, first_stride in V2:
         for index in range(repeats):
             stride = first_stride if index == 0 else 1
             blocks[f"features/{len(blocks)}"] = InvertedResidual((inputs, width), expansion, stride, norms)
             inputs = width
-    top = order.options.top_width or 1280
+    top = args.options.top_width or 1280
     blocks[f"features/{len(blocks)}"] = conv_norm((inputs, top), 1, norms, activation=nn.ReLU6)
     blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flatten"] = nn.Flatten()
-    blocks["classifier/0"] = _dropout(order, "classifier/0")
-    blocks["classifier/1"] = nn.Linear(top, order.classes)
+    blocks["classifier/0"] = _dropout(args, "classifier/0")
+    blocks["classifier/1"] = nn.Linear(top, args.classes)
     return blocks
 
 
-def _assemble_v3(rows: tuple[BlockRow, ...], top: int, order: BuildArgs) -> Blocks:
-    norms = _norms(order, 1e-3, 0.99)
-    blocks: Blocks = {"features/0": conv_norm((order.input_shape[0], 16), 3, norms, stride=2, activation=nn.Hardswish)}
+def _assemble_v3(rows: tuple[BlockRow, ...], top: int, args: BuildArgs) -> Blocks:
+    norms = _norms(args, 1e-3, 0.99)
+    blocks: Blocks = {"features/0": conv_norm((args.input_shape[0], 16), 3, norms, stride=2, activation=nn.Hardswish)}
     inputs = 16
     for row in rows:
         blocks[f"features/{len(blocks)}"] = GatedResidual(inputs, row, norms)
         inputs = row.outputs
     blocks[f"features/{len(blocks)}"] = conv_norm((inputs, 6 * inputs), 1, norms, activation=nn.Hardswish)
-    top = MobileNetOptions.read(order.options).top_width or top
+    top = MobileNetOptions.read(args.options).top_width or top
     blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flatten"] = nn.Flatten()
     blocks["classifier/0"] = nn.Linear(6 * inputs, top)
     blocks["classifier/1"] = nn.Hardswish()
-    blocks["classifier/2"] = _dropout(order, "classifier/2")
-    blocks["classifier/3"] = nn.Linear(top, order.classes)
+    blocks["classifier/2"] = _dropout(args, "classifier/2")
+    blocks["classifier/3"] = nn.Linear(top, args.classes)
     return blocks
 
 
@@ -182,16 +179,16 @@ ASSEMBLIES: dict[str, Callable[[BuildArgs], Blocks]] = {
 
 
 def small_normal(values: Tensor, fans: Fans, generator: Generator) -> Tensor:
-    """Normal with deviation 0.01."""
+    """Fill with a normal distribution of standard deviation 0.01."""
     return values.normal_(0, 0.01, generator=generator)
 
 
 def read_size(options: ModelConfig) -> str:
-    """The size that options mean."""
+    """Return the size that the options select."""
     size = MobileNetOptions.read(options).model_size.lower()
     if size not in ASSEMBLIES:
         raise ConfigError(
-            f"model-size={options.model_size} with model=mobilenet: known sizes are {', '.join(ASSEMBLIES)}"
+            f"--model-size {options.model_size} with --model mobilenet: known sizes are {', '.join(ASSEMBLIES)}"
         )
     return size
 
@@ -200,7 +197,7 @@ INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=small_normal, bias=
 
 MODELS = {
     "mobilenet": ModelSpec(
-        lambda order: ASSEMBLIES[read_size(order.options)](order),
+        lambda args: ASSEMBLIES[read_size(args.options)](args),
         INIT_RULE,
         f"MobileNet of --model-size: {MobileNetOptions.sizes}",
         input_shape=(3, 224, 224),

@@ -117,11 +117,11 @@ def _run_groups(groups: Iterable[BlockGroup], x: Tensor) -> Tensor:
     return x
 
 
-def subnetwork(network: Network, names: Sequence[str], input_shape: Shape) -> Network:
+def subnetwork(model: Network, names: Sequence[str], input_shape: Shape) -> Network:
     """Return a network of consecutive blocks, which are shared with the whole one."""
-    blocks = {name: block for name, block in network.blocks.items() if name in names}
+    blocks = {name: block for name, block in model.blocks.items() if name in names}
     _disable_inplace(blocks[names[0]])
-    groups = [list(group) for group in network.block_groups if blocks.keys() >= group.keys()]
+    groups = [list(group) for group in model.block_groups if blocks.keys() >= group.keys()]
     return Network(blocks, input_shape=input_shape, block_groups=groups)
 
 
@@ -142,51 +142,51 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def apply_freezing(network: Network, options: ModelConfig) -> None:
+def apply_freezing(model: Network, options: ModelConfig) -> None:
     """Freeze what --freeze-until and --variable-filter exclude from training."""
     if options.freeze_until is not None:
-        freeze_before(network, options.freeze_until)
+        freeze_before(model, options.freeze_until)
     if options.variable_filter:
-        _train_only(network, options.variable_filter)
+        _train_only(model, options.variable_filter)
 
 
-def freeze_before(network: Network, block: str) -> None:
+def freeze_before(model: Network, block: str) -> None:
     """Freeze every block before the named one; a folder (`layer4`) means its first block."""
-    blocks = network.blocks
+    blocks = model.blocks
     names = list(blocks)
     first = next((index for index, name in enumerate(names) if name == block or name.startswith(f"{block}/")), None)
     if first is None:
-        raise ConfigError(f"freeze-until={block}: the network has no such block; {suggest(block, names)}")
+        raise ConfigError(f"--freeze-until {block}: no such block; {suggest(block, names)}")
     freeze(blocks[name] for name in names[:first])
 
 
-def _train_only(network: nn.Module, parts: tuple[str, ...]) -> None:
+def _train_only(model: nn.Module, parts: tuple[str, ...]) -> None:
     """Freeze the parameters whose names contain none of the parts."""
-    trained = {name for name, _ in network.named_parameters() if any(part in name for part in parts)}
+    trained = {name for name, _ in model.named_parameters() if any(part in name for part in parts)}
     if not trained:
-        known = sorted({name.rpartition(".")[0] for name, _ in network.named_parameters()})
+        known = sorted({name.rpartition(".")[0] for name, _ in model.named_parameters()})
         raise ConfigError(
             f"variable-filter={','.join(parts)}: no parameter has that in its name; {suggest(parts[0], known)}"
         )
-    for name, parameter in network.named_parameters():
+    for name, parameter in model.named_parameters():
         if name not in trained:
             parameter.requires_grad_(False)
 
 
-def recompute(network: Network, kept: Sequence[str] = ()) -> None:
+def recompute(model: Network, kept: Sequence[str] = ()) -> None:
     """Keep activations only after the blocks that match a pattern (default: after each one), and recompute the others.
 
     A pattern that matches a block inside a group keeps the output of the group.
     """
-    groups = network.block_groups
+    groups = model.block_groups
     names = [name for group in groups for name in group]
     for pattern in kept:
         if not match_blocks(names, [pattern]):
             raise ConfigError(f"recompute-checkpoints={pattern}: no block fits it; {suggest(pattern, names)}")
     matched = match_blocks(names, kept or ["*"])
     ends = [index for index, group in enumerate(groups, start=1) if matched & group.keys() or index == len(groups)]
-    network._recomputed = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    for segment in network._recomputed:
+    model._recomputed = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    for segment in model._recomputed:
         _disable_inplace(next(iter(groups[segment.start].values())))
 
 

@@ -89,8 +89,8 @@ def build_meta(name: str, *, classes: int, input_shape: Shape, options: ModelCon
 
 def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: ModelConfig) -> Network:
     """Build an initialized model on the CPU in float32; equal arguments give equal bits."""
-    network = build_meta(name, classes=classes, input_shape=input_shape, options=options)
-    return find(name).materialize(network, seed)
+    model = build_meta(name, classes=classes, input_shape=input_shape, options=options)
+    return find(name).materialize(model, seed)
 
 
 def _suggest_instead(name: str) -> str:

@@ -1,10 +1,10 @@
 """ResNet and ResNeXt, for ImageNet-sized and for small images, with torchvision's parameter names.
 
-A size means two different networks: on images of up to 64 pixels a family name (`resnet`) picks the three-stage
-networks of He et al. 2016, section 4.2 ("CIFAR"), on larger ones the four-stage networks of section 4.1.
+A size selects one of two models: on images of up to 64 pixels, a family name (`resnet`) selects the three-stage models
+of He et al. 2016, section 4.2 ("CIFAR"); on larger images, the four-stage models of section 4.1.
 
-Shortcuts of the small basic blocks are "A" (no weights), all others are projections where the shape changes.
-`stage1_projection` puts one into the first block of stage 1 as well, as the Graphcore TensorFlow application does.
+Shortcuts of the small basic blocks have no weights (option A); all others are projections if the shape changes.
+`stage1_projection` adds one to the first block of stage 1, as the Graphcore TensorFlow application does.
 Stride is in the 3x3 (v1.5) unless `stride_in_1x1`. In ResNeXt the 3x3 of stage 1 has group-dim x convolution-groups
 channels, which double from stage to stage.
 """
@@ -32,7 +32,7 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class ResNetLayout:
-    """The skeleton of one network: blocks in each stage, and the first stage's width."""
+    """Blocks in each stage, and the width of the first stage."""
 
     depths: tuple[int, ...]
     bottleneck: bool
@@ -53,13 +53,13 @@ IMAGENET = {
 
 BASIC_CIFAR = {str(6 * n + 2): ResNetLayout((n, n, n), False, small=True, width=16) for n in (1, 2, 3, 5, 7, 9, 18)}
 BOTTLENECK_CIFAR = {str(9 * n + 2): ResNetLayout((n, n, n), True, small=True, width=16) for n in (1, 3, 4, 5, 6, 7)}
-# Of the two networks of 56 layers, a bare size means the bottleneck one, as in the original.
+# Two models have 56 layers; `--model-size 56` selects the bottleneck one, as in the original.
 CIFAR = {**BASIC_CIFAR, **BOTTLENECK_CIFAR}
 
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """How the blocks of one network are made."""
+    """Options of all blocks of a model."""
 
     norms: NormFactory
     bottleneck: bool
@@ -71,16 +71,14 @@ class BlockStyle:
 
 
 class Residual(nn.Module):
-    """A branch and a shortcut, added, and a ReLU; subclasses say what the branch is."""
+    """ReLU of the sum of branch and shortcut. Subclasses define the branch."""
 
     downsample: nn.Module | None
 
     def branch(self, x: Tensor) -> Tensor:
-        """What is added to the shortcut."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Branch plus shortcut."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return nn.functional.relu(self.branch(x).add_(shortcut), inplace=True)
 
@@ -98,7 +96,6 @@ class BasicBlock(Residual):
         self.downsample = _shortcut((inputs, width), stride, style, project)
 
     def branch(self, x: Tensor) -> Tensor:
-        """conv, norm, relu, conv, norm."""
         return run_chain((self.conv1, self.bn1, self.relu, self.conv2, self.bn2), x)
 
 
@@ -119,7 +116,6 @@ class Bottleneck(Residual):
         self.downsample = _shortcut((inputs, outputs), stride, style, project)
 
     def branch(self, x: Tensor) -> Tensor:
-        """Three convolutions with norms, ReLU between them."""
         first, second = (self.conv1, self.bn1, self.relu), (self.conv2, self.bn2, self.relu)
         return run_chain((*first, *second, self.conv3, self.bn3), x)
 
@@ -132,7 +128,7 @@ def _inner_width(width: int, style: BlockStyle) -> int:
     inner = width * style.widening
     if inner % style.groups:
         raise ConfigError(
-            f"convolution-groups={style.groups} with an inner width of {inner:g}: the groups must divide it; "
+            f"--convolution-groups {style.groups}: does not divide the inner width {inner:g}; "
             "change --convolution-groups or --group-dim"
         )
     return int(inner)
@@ -160,8 +156,8 @@ def _stem(plan: ResNetLayout, channels: int, norms: NormFactory) -> Blocks:
     return blocks
 
 
-def _assemble(plan: ResNetLayout, order: BuildArgs, style: BlockStyle, stage1_projection: bool) -> Blocks:
-    blocks = _stem(plan, order.input_shape[0], style.norms)
+def _assemble(plan: ResNetLayout, args: BuildArgs, style: BlockStyle, stage1_projection: bool) -> Blocks:
+    blocks = _stem(plan, args.input_shape[0], style.norms)
     kind: Callable[..., nn.Module] = Bottleneck if style.bottleneck else BasicBlock
     inputs = plan.width
     for stage, depth in enumerate(plan.depths):
@@ -173,14 +169,14 @@ def _assemble(plan: ResNetLayout, order: BuildArgs, style: BlockStyle, stage1_pr
             inputs = width * (EXPANSION if style.bottleneck else 1)
     blocks["avgpool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flatten"] = nn.Flatten()
-    blocks["fc"] = nn.Linear(inputs, order.classes)
+    blocks["fc"] = nn.Linear(inputs, args.classes)
     return blocks
 
 
 def _build(
-    plan: ResNetLayout, family: type[ResNetOptions], order: BuildArgs, fixed: dict[str, Any] | None = None
+    plan: ResNetLayout, family: type[ResNetOptions], args: BuildArgs, fixed: dict[str, Any] | None = None
 ) -> Blocks:
-    options = replace(family.read(order.options, small_images=plan.small), **(fixed or {}))
+    options = replace(family.read(args.options, small_images=plan.small), **(fixed or {}))
     groups, group_dim = 1, plan.width
     if isinstance(options, ResNeXtOptions):
         groups, group_dim = options.convolution_groups, options.group_dim
@@ -195,15 +191,15 @@ def _build(
         groups=groups,
         widening=groups * group_dim / plan.width,
     )
-    return _assemble(plan, order, style, options.stage1_projection)
+    return _assemble(plan, args, style, options.stage1_projection)
 
 
 def _known_size(tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], options: ModelConfig) -> None:
-    """Refuse a size that no image size could make right."""
+    """Reject a size that no image size has."""
     imagenet, cifar = tables
     if options.model_size is not None and options.model_size not in {**imagenet, **cifar}:
         raise ConfigError(
-            f"model-size={options.model_size} with model={options.model}: known sizes are {_list(imagenet)} "
+            f"--model-size {options.model_size} with --model {options.model}: known sizes are {_list(imagenet)} "
             f"and, for images of up to {SMALL_SIDE} pixels, {_list(cifar)}"
         )
 
@@ -213,19 +209,20 @@ def _list(sizes: dict[str, ResNetLayout]) -> str:
 
 
 def _choose(
-    family: type[ResNetOptions], tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], order: BuildArgs
+    family: type[ResNetOptions], tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], args: BuildArgs
 ) -> Blocks:
-    """The network of a family that `model-size` and the image size mean."""
+    """Build the model of a family for `model_size` and the image size."""
     imagenet, cifar = tables
-    small = max(order.input_shape[1:]) <= SMALL_SIDE
+    small = max(args.input_shape[1:]) <= SMALL_SIDE
     sizes = cifar if small else imagenet
-    size = family.read(order.options, small_images=small).model_size
+    size = family.read(args.options, small_images=small).model_size
     if size not in sizes:
-        height, width = order.input_shape[1:]
+        height, width = args.input_shape[1:]
         raise ConfigError(
-            f"model-size={size} with model={order.name} and images of {height}x{width}: known sizes are {_list(sizes)}"
+            f"--model-size {size} with --model {args.name} and images of {height}x{width}: "
+            f"known sizes are {_list(sizes)}"
         )
-    return _build(sizes[size], family, order)
+    return _build(sizes[size], family, args)
 
 
 INIT_RULE = PerLayerInit(conv=kaiming_normal_fan_out, linear=fan_in_uniform, bias=fan_in_uniform)
@@ -238,7 +235,7 @@ def _named(
 ) -> ModelSpec:
     shape, classes = (CIFAR_SHAPE, 10) if plan.small else (IMAGENET_SHAPE, 1000)
     return ModelSpec(
-        lambda order: _build(plan, family, order, fixed),
+        lambda args: _build(plan, family, args, fixed),
         INIT_RULE,
         summary,
         input_shape=shape,

@@ -49,8 +49,8 @@ class ModelSpec:
         with torch.device("meta"):
             return Network(self.blocks(args), input_shape=args.input_shape, block_groups=self.block_groups)
 
-    def materialize(self, network: Network, seed: int) -> Network:
+    def materialize(self, model: Network, seed: int) -> Network:
         """Allocate a model on the CPU, whole or some of its blocks, and initialize it."""
-        network.to_empty(device="cpu")
-        initialize(network, seed, self.init)
-        return network
+        model.to_empty(device="cpu")
+        initialize(model, seed, self.init)
+        return model

@@ -50,9 +50,9 @@ class ModelSummary:
     activation_bytes: int
 
 
-def summarize(name: str, network: Network) -> ModelSummary:
+def summarize(name: str, model: Network) -> ModelSummary:
     """Summarize a model without changing it."""
-    copy = deepcopy(network).to("meta").train()
+    copy = deepcopy(model).to("meta").train()
     costs = zip(copy.blocks.items(), _trace(copy, samples=2), _trace(copy, samples=3), strict=True)
     rows = tuple(
         LayerRow(
@@ -67,10 +67,10 @@ def summarize(name: str, network: Network) -> ModelSummary:
     )
     return ModelSummary(
         name=name,
-        input_shape=network.input_shape,
+        input_shape=model.input_shape,
         rows=rows,
         blocks=len(rows),
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         multiply_adds=sum(row.multiply_adds for row in rows),
         activation_bytes=sum(row.activation_bytes for row in rows),
     )
@@ -86,9 +86,9 @@ class _Cost:
 class _SavedBytes:
     """Sums the bytes that autograd saves, without those of the weights."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.bytes = 0
-        known = (*network.parameters(), *network.buffers())
+        known = (*model.parameters(), *model.buffers())
         self._seen = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def pack(self, tensor: Tensor) -> Tensor:
@@ -100,10 +100,10 @@ class _SavedBytes:
         return tensor
 
 
-def _trace(network: Network, *, samples: int) -> Iterator[_Cost]:
-    keeper = _SavedBytes(network)
-    x = torch.empty(samples, *network.input_shape, device="meta")
-    for block in network.blocks.values():
+def _trace(model: Network, *, samples: int) -> Iterator[_Cost]:
+    keeper = _SavedBytes(model)
+    x = torch.empty(samples, *model.input_shape, device="meta")
+    for block in model.blocks.values():
         before = keeper.bytes
         counter, hooks = FlopCounterMode(display=False), saved_tensors_hooks(keeper.pack, lambda tensor: tensor)
         with counter, hooks, rng.at(seed=0, step=0, first=0):
@@ -175,13 +175,12 @@ _STYLE = """
 def draw_svg(description: ModelSummary) -> str:
     """Draw the model from top to bottom as a self-contained SVG; blocks with weights are highlighted."""
     height = _HEAD + (_BOX + _GAP) * (description.blocks + 1) - _GAP + _MARGIN
-    network = escape(description.name)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
         f' role="img" aria-label="network {escape(description.name, {chr(34): "&quot;"})}">',
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
-        f'<text class="title" x="{_MARGIN}" y="30">{network}</text>',
+        f'<text class="title" x="{_MARGIN}" y="30">{escape(description.name)}</text>',
         f'<text x="{_MARGIN}" y="50">{description.parameters:,} parameters, '
         f"{description.multiply_adds:,} multiply-adds per image</text>",
         *_draw_box(_HEAD, ("input", name_size(description.input_shape), "", ""), "plain"),

@@ -39,17 +39,17 @@ class Timing:
     samples: int
 
 
-def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
+def time_blocks(model: Network, samples: int, seconds: float) -> Timing:
     """Measure every block of a model on the CPU, for micro batches of `samples`, in about `seconds`."""
-    network.train()
-    _time_pass(network, 2)
-    pair = sum(map(sum, _time_pass(network, 2)))
+    model.train()
+    _time_pass(model, 2)
+    pair = sum(map(sum, _time_pass(model, 2)))
     fitting = int(2 * seconds / (pair * (MIN_PASSES + 1)))
     measured = max(2, min(samples, fitting))
-    _time_pass(network, measured)
+    _time_pass(model, measured)
     passes, end = list[list[tuple[float, float]]](), time.perf_counter() + seconds
     while len(passes) < MIN_PASSES or time.perf_counter() < end:
-        passes.append(_time_pass(network, measured))
+        passes.append(_time_pass(model, measured))
     scale = samples / measured
     blocks = (
         BlockTime(*(scale * median(column) for column in zip(*rows, strict=True))) for rows in zip(*passes, strict=True)
@@ -57,10 +57,10 @@ def time_blocks(network: Network, samples: int, seconds: float) -> Timing:
     return Timing(tuple(blocks), measured)
 
 
-def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
+def _time_pass(model: Network, samples: int) -> list[tuple[float, float]]:
     """Return forward and backward seconds of each block in one pass."""
-    x = torch.rand(samples, *network.input_shape).contiguous(memory_format=torch.channels_last)
-    passes, arrived = _find_passes(network), dict[str, float]()
+    x = torch.rand(samples, *model.input_shape).contiguous(memory_format=torch.channels_last)
+    passes, arrived = _find_passes(model), dict[str, float]()
     times = [time.perf_counter()]
     for name, modules in passes.items():
         if x.requires_grad:
@@ -76,13 +76,13 @@ def _time_pass(network: Network, samples: int) -> list[tuple[float, float]]:
     forward = [after - before for before, after in zip(times, times[1:], strict=False)]
     backward = _spans(list(passes), arrived, (turned, ended))
     measured = dict(zip(passes, zip(forward, backward, strict=True), strict=True))
-    return [measured.get(name, (0.0, 0.0)) for name in network.blocks]
+    return [measured.get(name, (0.0, 0.0)) for name in model.blocks]
 
 
-def _find_passes(network: Network) -> dict[str, list[nn.Module]]:
+def _find_passes(model: Network) -> dict[str, list[nn.Module]]:
     """Return what is timed together, by the first name: a group with a fusing layer, or one block."""
     passes: dict[str, list[nn.Module]] = {}
-    for group in network.block_groups:
+    for group in model.block_groups:
         first, modules = next(iter(group)), list(group.values())
         if isinstance(modules[0], FusingLayer):
             passes[first] = modules

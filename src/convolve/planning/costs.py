@@ -46,13 +46,13 @@ def list_blocks(config: Config) -> tuple[BlockCost, ...]:
 
 @cache
 def _list_blocks(options: ModelConfig, classes: int, shape: Shape) -> tuple[BlockCost, ...]:
-    network = build_options_on_meta(options, classes, shape)
-    rows = summarize(options.model, network).rows
-    split_points = set(network.split_points)
-    inputs = [network.input_shape, *(row.shape for row in rows)]
+    meta_model = build_options_on_meta(options, classes, shape)
+    rows = summarize(options.model, meta_model).rows
+    split_points = set(meta_model.split_points)
+    inputs = [meta_model.input_shape, *(row.shape for row in rows)]
     trained = [
         sum(weight.numel() for weight in block.parameters() if weight.requires_grad)
-        for block in network.blocks.values()
+        for block in meta_model.blocks.values()
     ]
     return tuple(
         BlockCost(
@@ -104,13 +104,13 @@ def calculate_costs(config: Config, blocks: Sequence[BlockCost], flops: float) -
     return Costs(tuple(times), 0.0, f"calculated for a device with {flops / 1e12:g} Tflop/s, updates not counted")
 
 
-def measure_costs(config: Config, network: Network, threads: int) -> Costs:
+def measure_costs(config: Config, meta_model: Network, threads: int) -> Costs:
     """Measure the costs on this CPU in fp32 for a second or two."""
     samples = config.optim.batch_size
-    model = registry.find(config.model.model).materialize(network, config.run.seed)
+    model = registry.find(config.model.model).materialize(meta_model, config.run.seed)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     apply_kernels(config, model)
-    optimizer = build_optimizer(model, config.settled_optim())
+    optimizer = build_optimizer(model, config.resolved_optim())
     with _threads(threads):
         timing = time_blocks(model, samples, PROFILE_SECONDS)
         update = time_update(optimizer.step, PROFILE_SECONDS / 10)

@@ -28,7 +28,7 @@ class ScheduledPass:
     stage: int
     micro_batch: int
     direction: Pass
-    begin: float
+    start: float
     end: float
 
 
@@ -48,7 +48,7 @@ class PipelineSchedule:
     @property
     def bubble(self) -> float:
         """Fraction of the time of all stages in which they wait."""
-        busy = sum(box.end - box.begin for box in self.passes)
+        busy = sum(box.end - box.start for box in self.passes)
         return 1 - busy / (self.stages * self.seconds) if self.seconds else 0.0
 
     def last_backward(self, stage: int) -> ScheduledPass:
@@ -66,10 +66,10 @@ def simulate(schedule: str, times: Sequence[StageTime], micro_batches: int) -> P
         for stage, tasks in enumerate(waiting):
             while tasks and (ready := channels.arrival(stage, tasks[-1])) is not None:
                 direction, index = tasks.pop()
-                begin = max(free[stage], ready)
+                start = max(free[stage], ready)
                 spent = times[stage].forward if direction is Pass.FORWARD else times[stage].backward
-                free[stage] = begin + spent
-                passes.append(ScheduledPass(stage, index, direction, begin, free[stage]))
+                free[stage] = start + spent
+                passes.append(ScheduledPass(stage, index, direction, start, free[stage]))
                 channels.send(passes[-1])
     return PipelineSchedule(tuple(passes), stages, micro_batches)
 
@@ -155,10 +155,10 @@ def _draw_row(stage: int, width: float) -> str:
 
 
 def _draw_box(box: ScheduledPass, scale: float) -> str:
-    left, width = _LEFT + box.begin * scale, (box.end - box.begin) * scale
+    left, width = _LEFT + box.start * scale, (box.end - box.start) * scale
     top = _TOP + _ROW * box.stage
     tooltip = f"stage {box.stage}, micro batch {box.micro_batch}, {box.direction.value}"
-    moments = f"{1000 * box.begin:.2f} to {1000 * box.end:.2f} ms"
+    moments = f"{1000 * box.start:.2f} to {1000 * box.end:.2f} ms"
     label = f'<text class="number" x="{left + width / 2:.2f}" y="{top + 17}">{box.micro_batch}</text>'
     return (
         f'<rect class="{box.direction.value}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}">'

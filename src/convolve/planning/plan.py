@@ -153,12 +153,12 @@ class Plan:
 
 def plan(config: Config, hardware: Hardware) -> tuple[Plan, PipelineSchedule]:
     """Estimate a run on this hardware, and simulate the pipeline schedule of one step."""
-    network = build_on_meta(config)
-    splits, blocks = resolve_splits(network, config), list_blocks(config)
-    norms = sum(isinstance(module, BatchNorm2d) for module in network.modules())
+    meta_model = build_on_meta(config)
+    splits, blocks = resolve_splits(meta_model, config), list_blocks(config)
+    norms = sum(isinstance(module, BatchNorm2d) for module in meta_model.modules())
     devices = config.parallel.processes
     limit, source = _find_memory(config, hardware, devices)
-    costs = _find_costs(config, hardware, network, blocks)
+    costs = _find_costs(config, hardware, meta_model, blocks)
     layout = _choose_layout(config, splits, blocks, costs, limit)
     schedule = layout.simulate(hardware.link())
     traffic = _count_traffic(config, hardware, layout)
@@ -209,11 +209,11 @@ def _find_memory(config: Config, hardware: Hardware, devices: int) -> tuple[int,
     return device.memory_bytes() // processes, source
 
 
-def _find_costs(config: Config, hardware: Hardware, network: Network, blocks: Sequence[BlockCost]) -> Costs:
+def _find_costs(config: Config, hardware: Hardware, meta_model: Network, blocks: Sequence[BlockCost]) -> Costs:
     if hardware.device_flops is not None:
         return calculate_costs(config, blocks, hardware.device_flops)
     threads, per_core = hardware.share_cores(config.parallel.processes)
-    return measure_costs(config, network, threads).scaled(per_core)
+    return measure_costs(config, meta_model, threads).scaled(per_core)
 
 
 def _choose_layout(

@@ -166,7 +166,7 @@ def predict_step(layout: Layout, schedule: PipelineSchedule, replication: Replic
     passes = schedule.seconds
     summed = updated = passes
     for index, stage in enumerate(layout.stages):
-        start = schedule.last_backward(index).begin
+        start = schedule.last_backward(index).start
         ready = [(start + moment, size) for moment, size in ready_buckets(stage, replication.gradient_bytes)]
         done = finish_all_reduces(ready, replication.link, replication.replicas)
         trained = sum(work.block.trained for work in stage)

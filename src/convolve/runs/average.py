@@ -75,10 +75,8 @@ def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str 
     trained = load_trained(saved)
     config = trained.config
     device.configure(config.run.threads)
-    material = DataModule(
-        load_dataset(config, console), trained.transform, device.select(config.run.device), config.data
-    )
-    return finish_average(saved, paths, recipe, trained, material)
+    data = DataModule(load_dataset(config, console), trained.transform, device.select(config.run.device), config.data)
+    return finish_average(saved, paths, recipe, trained, data)
 
 
 def choose_checkpoints(paths: list[Path], recipe: AverageRecipe) -> list[Path]:
@@ -116,35 +114,35 @@ def _ema_weights(newest: Snapshot, path: Path) -> dict[str, torch.Tensor]:
 
 
 def finish_average(
-    saved: Path, paths: list[Path], recipe: AverageRecipe, trained: TrainedModel, material: DataModule
+    saved: Path, paths: list[Path], recipe: AverageRecipe, trained: TrainedModel, data: DataModule
 ) -> AverageReport:
     """Measure the batch-norm statistics of an average if requested, and validate it."""
     statistics = "none"
-    if batch_norms(trained.network):
+    if batch_norms(trained.model):
         # A running average includes the statistics, which match its weights closely.
         statistics = "averaged" if recipe.mode == "ema" else recipe.statistics
     if statistics == "measured":
-        execution = match_training_numerics(trained.config, trained.network, material.device)
-        reestimate_batch_norm(trained.network, material.train_loader(), trained.config.run.seed, execution)
+        execution = match_training_numerics(trained.config, trained.model, data.device)
+        reestimate_batch_norm(trained.model, data.train_loader(), trained.config.run.seed, execution)
         snapshot = load(saved)
-        snapshot.tensors["model"] = dict(trained.network.state_dict())
+        snapshot.tensors["model"] = dict(trained.model.state_dict())
         save_average(saved.parent.parent, saved.name, snapshot)
-    return AverageReport(saved, [path.name for path in paths], statistics, validate_one(trained, material))
+    return AverageReport(saved, [path.name for path in paths], statistics, validate_one(trained, data))
 
 
-def batch_norms(network: nn.Module) -> list[BatchNorm2d]:
+def batch_norms(model: nn.Module) -> list[BatchNorm2d]:
     """Return the batch-norm layers of a model."""
-    return [module for module in network.modules() if isinstance(module, BatchNorm2d)]
+    return [module for module in model.modules() if isinstance(module, BatchNorm2d)]
 
 
-def reestimate_batch_norm(network: nn.Module, loader: Loader, seed: int, execution: Execution) -> None:
+def reestimate_batch_norm(model: nn.Module, loader: Loader, seed: int, execution: Execution) -> None:
     """Set batch-norm statistics to their mean over training images, augmented as in training."""
-    norms = batch_norms(network)
-    with eval_mode(network):
+    norms = batch_norms(model)
+    with eval_mode(model):
         for norm in norms:
             norm.train()
         for images in _some_images(loader, seed):
-            execution.forward(network, images)
+            execution.forward(model, images)
     for norm in norms:
         norm.update_running_stats(norm.take_sums(), momentum=1.0)
         norm.eval()
@@ -160,9 +158,9 @@ def _some_images(loader: Loader, seed: int) -> Iterable[torch.Tensor]:
             return
 
 
-def average_at_end(folder: Path, paths: list[Path], config: Config, material: DataModule) -> list[AverageReport]:
+def average_at_end(folder: Path, paths: list[Path], config: Config, data: DataModule) -> list[AverageReport]:
     """Save and validate the averages of a config at the end of training: of the last N epochs, and exponential."""
-    steps_per_epoch = -(-len(material.dataset.train) // config.global_batch_size)
+    steps_per_epoch = -(-len(data.dataset.train) // config.global_batch_size)
     recipes: list[tuple[str, AverageRecipe]] = []
     for epochs in config.optim.weight_avg_n:
         steps = [step_of(path) for path in paths]
@@ -173,12 +171,10 @@ def average_at_end(folder: Path, paths: list[Path], config: Config, material: Da
         recipes.append((recipe.name, recipe))
     if config.optim.ema_decay is not None:
         recipes.append(("ema", AverageRecipe("ema")))
-    return [_average_one(folder, paths, name, recipe, material) for name, recipe in recipes]
+    return [_average_one(folder, paths, name, recipe, data) for name, recipe in recipes]
 
 
-def _average_one(
-    folder: Path, paths: list[Path], name: str, recipe: AverageRecipe, material: DataModule
-) -> AverageReport:
+def _average_one(folder: Path, paths: list[Path], name: str, recipe: AverageRecipe, data: DataModule) -> AverageReport:
     chosen = choose_checkpoints(paths, recipe)
     saved = save_average_of(folder, chosen, recipe, name)
-    return finish_average(saved, chosen, recipe, load_trained(saved), material)
+    return finish_average(saved, chosen, recipe, load_trained(saved), data)

@@ -30,7 +30,7 @@ def describe_model(what: str, *, config_path: Path | None = None) -> ModelSummar
     """Describe a model by name, a named config with the shape of its data set, or the model of a run folder."""
     if Path(what).is_dir():
         trained = load_trained(choose_checkpoint(Path(what)))
-        return summarize(trained.config.model.model, trained.network)
+        return summarize(trained.config.model.model, trained.model)
     if registry.is_known(what) or not is_config(what, config_path):
         return describe_named(what)
     config = resolve(what, config_path).config
@@ -51,10 +51,10 @@ def describe_named(
 ) -> ModelSummary:
     """Describe a model by its name, without creating weights. Shapes default to those of the model."""
     own = registry.resolve(name, options)
-    network = registry.build_meta(
+    model = registry.build_meta(
         name, classes=classes or own.classes, input_shape=input_shape or own.input_shape, options=options
     )
-    return summarize(name, network)
+    return summarize(name, model)
 
 
 def write_svg(description: ModelSummary, path: Path) -> None:
@@ -91,7 +91,7 @@ def trace(config: Config) -> ScheduleCurve:
     """Return the learning-rate curve of a config."""
     per_epoch = count_samples(config)
     total = run_samples(config, per_epoch)
-    peak = config.settled_optim().learning_rate
+    peak = config.resolved_optim().learning_rate
     rate = build_schedule(config.schedule, peak, RunSpan(total, per_epoch))
     positions = [round(total * index / (POINTS - 1)) for index in range(POINTS)]
     points = tuple((position / per_epoch, rate(position)) for position in positions)

@@ -28,15 +28,15 @@ class TrainedModel:
 
     path: Path
     config: Config
-    network: Network
+    model: Network
     transform: Transform
     classes: tuple[str, ...]
     step: int
     epoch: float
 
 
-def load_trained(path: Path, *, where: str | None = None) -> TrainedModel:
-    """Load the model of one checkpoint, in evaluation mode; `where` overrides the device of its config."""
+def load_trained(path: Path, *, device_name: str | None = None) -> TrainedModel:
+    """Load the model of one checkpoint, in evaluation mode; `device_name` overrides the device of its config."""
     snapshot = load(path)
     state = snapshot.state
     try:
@@ -46,9 +46,9 @@ def load_trained(path: Path, *, where: str | None = None) -> TrainedModel:
         epoch = samples / int(state["samples_per_epoch"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
-    network = build_model(config, transform, len(classes), device.select(where or config.run.device))
-    load_weights(network, snapshot)
-    return TrainedModel(path, config, network.eval(), transform, classes, step, epoch)
+    model = build_model(config, transform, len(classes), device.select(device_name or config.run.device))
+    load_weights(model, snapshot)
+    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch)
 
 
 BATCH = 256
@@ -62,7 +62,7 @@ def open_run_data(trained: TrainedModel, console: Console) -> DataModule:
             f"{trained.path}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
             "give the data it was trained on"
         )
-    return DataModule(dataset, trained.transform, next(trained.network.parameters()).device)
+    return DataModule(dataset, trained.transform, next(trained.model.parameters()).device)
 
 
 def to_pixels(images: Tensor, transform: Transform) -> Images:
@@ -72,19 +72,19 @@ def to_pixels(images: Tensor, transform: Transform) -> Images:
     return np.ascontiguousarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
 
-def training_pixels(material: DataModule, seed: int, count: int) -> Images:
+def training_pixels(data: DataModule, seed: int, count: int) -> Images:
     """Return the first `count` training images in shuffled order, or all if there are fewer."""
-    loader = material.train_loader()
+    loader = data.train_loader()
     count = min(count, len(loader))
     batches: list[Images] = []
     for step_batch in loader.step_batches(seed, 0, BATCH, BATCH):
-        batches += [to_pixels(batch.images, material.transform) for batch in step_batch.micro_batches]
+        batches += [to_pixels(batch.images, data.transform) for batch in step_batch.micro_batches]
         if sum(map(len, batches)) >= count:
             break
     return np.concatenate(batches)[:count]
 
 
-def iter_test_batches(material: DataModule) -> Iterator[tuple[Images, Labels]]:
+def iter_test_batches(data: DataModule) -> Iterator[tuple[Images, Labels]]:
     """Yield every test image once with its label, in batches."""
-    for batch in material.test_loader().batches(BATCH):
-        yield to_pixels(batch.images, material.transform), batch.labels.cpu().numpy()
+    for batch in data.test_loader().batches(BATCH):
+        yield to_pixels(batch.images, data.transform), batch.labels.cpu().numpy()

@@ -48,26 +48,26 @@ class ReportResult:
 
 
 def collect_predictions(
-    network: Network, material: DataModule, what: str, execution: Execution | None = None
+    model: Network, data: DataModule, what: str, execution: Execution | None = None
 ) -> TestPredictions:
     """Return the predictions of a model on all test images."""
-    collector = PredictionCollector(material.dataset.classes, what)
+    collector = PredictionCollector(data.dataset.classes, what)
     execution = execution or PlainExecution()
-    with eval_mode(network):
-        for batch in material.test_loader().batches(BATCH):
-            logits = execution.forward(network, batch.images).float().cpu().numpy()
+    with eval_mode(model):
+        for batch in data.test_loader().batches(BATCH):
+            logits = execution.forward(model, batch.images).float().cpu().numpy()
             labels = batch.labels.cpu().numpy().astype(np.int64)
             rows = collector.select(logits, labels)
-            pixels = to_pixels(batch.images[rows], material.transform)
+            pixels = to_pixels(batch.images[rows], data.transform)
             collector.add(logits, labels, dict(zip(rows, pixels, strict=True)))
     return collector.result()
 
 
 def write_training_report(
-    folder: Path, network: Network, material: DataModule, execution: Execution, *, evaluated: bool
+    folder: Path, model: Network, data: DataModule, execution: Execution, *, evaluated: bool
 ) -> Path:
     """Write the report at the end of a run; costs one pass over the test images if `evaluated`."""
-    evidence = collect_predictions(network, material, "final weights", execution) if evaluated else None
+    evidence = collect_predictions(model, data, "final weights", execution) if evaluated else None
     return _write(report_path(folder), [_collect(folder, evidence, _environment())])
 
 
@@ -83,7 +83,7 @@ def report(folders: Sequence[Path], console: Console, *, output: Path | None = N
         trained = load_trained(choose_checkpoint(folder))
         device.configure(trained.config.run.threads)
         evidence = collect_predictions(
-            trained.network, open_run_data(trained, console), f"checkpoint {trained.path.name}"
+            trained.model, open_run_data(trained, console), f"checkpoint {trained.path.name}"
         )
         reports.append(_collect(folder, evidence, _versions(trained)))
     if not reports:

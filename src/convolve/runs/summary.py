@@ -56,9 +56,9 @@ def write_summary(folder: Path, figures: Mapping[str, object]) -> Path:
     return path
 
 
-def case_name(network: str, batch_size: int, replicas: int, kind: str) -> str:
+def case_name(model: str, batch_size: int, replicas: int, kind: str) -> str:
     """Return the name of a case as in model zoos, such as lenet5_bs64_1p_acc; `kind` is acc or perf."""
-    return f"{network}_bs{batch_size}_{replicas}p_{kind}"
+    return f"{model}_bs{batch_size}_{replicas}p_{kind}"
 
 
 def _check_figure(key: str, value: object) -> None:

@@ -16,26 +16,24 @@ from convolve.loggers.files import read_validations
 from convolve.runs.load import TrainedModel, load_trained, open_run_data
 
 
-def validate_one(trained: TrainedModel, material: DataModule) -> ValidationRecord:
+def validate_one(trained: TrainedModel, data: DataModule) -> ValidationRecord:
     """Evaluate one model on the whole test split."""
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
-    execution = match_training_numerics(trained.config, trained.network, material.device)
+    execution = match_training_numerics(trained.config, trained.model, data.device)
     views = trained.config.run.validation_views
-    result = evaluate(trained.network, material.test_loader(), size, views=views, execution=execution)
+    result = evaluate(trained.model, data.test_loader(), size, views=views, execution=execution)
     return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
 
 
-def validate_checkpoints(
-    folder: Path, paths: list[Path], material: DataModule, writer: Logger
-) -> list[ValidationRecord]:
+def validate_checkpoints(folder: Path, paths: list[Path], data: DataModule, writer: Logger) -> list[ValidationRecord]:
     """Validate checkpoints in order; those in the validation.csv of the run are not evaluated again."""
     done = {record.checkpoint: record for record in read_validations(folder)}
     records = []
     for path in paths:
         record = done.get(path.name)
         if record is None:
-            record = validate_one(load_trained(path), material)
+            record = validate_one(load_trained(path), data)
             writer.valid(record)
         records.append(record)
     return records
@@ -55,15 +53,15 @@ def validate(
     given = {"data_dir": data_dir, "valid_batch_size": batch_size}
     options = {name: value for name, value in given.items() if value is not None}
     records = []
-    material: DataModule | None = None
+    data: DataModule | None = None
     for number, checkpoint in enumerate(chosen):
         console.progress("validate", number, len(chosen))
         trained = load_trained(checkpoint)
         trained = replace(trained, config=trained.config.replace(**options))
-        if material is None:
+        if data is None:
             device.configure(trained.config.run.threads)
-            material = open_run_data(trained, console)
-        record = validate_one(trained, material)
+            data = open_run_data(trained, console)
+        record = validate_one(trained, data)
         console.valid(record)
         records.append(record)
     return records

@@ -18,7 +18,7 @@ def test_policies_are_said_in_words():
         "precision": "16.16", "half_type": "bf16", "stochastic_rounding": False,
     }  # fmt: skip
     assert parse_policy("ipu-mk2") == {"device_model": "ipu-mk2"}
-    with pytest.raises(ConfigError, match="'16.8' is none; did you mean 16.32 or 16.16"):
+    with pytest.raises(ConfigError, match="unknown policy '16.8'; did you mean 16.32 or 16.16"):
         parse_policy("16.8")
     with pytest.raises(ConfigError, match="did you mean nearest"):
         parse_policy("16.16:neares")

@@ -66,19 +66,19 @@ def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
     """After as many steps the weights are the same, bit for bit: nothing is left out of the step, and nothing added."""
     one = contestant(tmp_path / "bench", iterations=7, run_dir=tmp_path / "unused")
     for steps in (3, 1, 3):
-        one.go(steps)
+        one.train(steps)
     report = session.train(digits(iterations=7, run_dir=tmp_path / "run", report=False, curves=False), SilentConsole())
     assert one.state.step == report.steps == 7
     from convolve.checkpoint.store import choose_checkpoint
     from convolve.runs.load import load_trained
 
-    trained = load_trained(choose_checkpoint(tmp_path / "run")).network
+    trained = load_trained(choose_checkpoint(tmp_path / "run")).model
     assert torch.equal(weights(one.state.model), weights(trained))
 
 
 def test_a_run_has_its_steps_also_across_the_end_of_an_epoch(tmp_path):
     one = contestant(tmp_path, batch_size=400)  # 1,500 digits: three full batches and a short one
-    found = [one.go(3) for _ in range(3)]
+    found = [one.train(3) for _ in range(3)]
     assert [len(run.seconds) for run in found] == [3, 3, 3]
     assert [run.samples for run in found] == [1200, 300 + 800, 400 + 300 + 400]
 
@@ -93,7 +93,7 @@ def test_without_a_number_of_steps_a_run_takes_about_a_second(tmp_path, monkeypa
     monkeypatch.setattr(train, "RUN_SECONDS", 0.1)
     one = contestant(tmp_path)
     one.warm_up(BenchPlan(warmup=3))
-    seconds = sum(one.go(one.run_steps).seconds)
+    seconds = sum(one.train(one.run_steps).seconds)
     assert 0.01 < seconds < 2
 
 

@@ -159,7 +159,7 @@ def test_every_format_of_a_deep_model_predicts_all_digits_alike(name, tmp_path):
 
 def test_batch_norms_are_folded_in_a_graph(run_folder):
     trained = load_trained(choose_checkpoint(run_folder))
-    assert count_batch_norms(trained.network) == 1
+    assert count_batch_norms(trained.model) == 1
     assert count_batch_norms(export.export_module(trained, "pt2")) == 0
     assert count_batch_norms(export.export_module(trained, "safetensors")) == 1
 
@@ -167,7 +167,7 @@ def test_batch_norms_are_folded_in_a_graph(run_folder):
 def test_exported_weights_are_bit_identical(run_folder, tmp_path):
     report = export.export(run_folder, "safetensors", SilentConsole(), output=tmp_path / "weights.safetensors")
     weights, metadata = read_weights(report.path)
-    expected = load_trained(choose_checkpoint(run_folder)).network.state_dict()
+    expected = load_trained(choose_checkpoint(run_folder)).model.state_dict()
     assert set(weights) == set(expected) and all(torch.equal(weights[name], expected[name]) for name in expected)
     assert metadata.classes == tuple("0123456789")
 

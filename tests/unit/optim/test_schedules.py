@@ -107,18 +107,18 @@ def test_the_rate_can_follow_the_global_batch():
     config = resolve(
         None, None, {"base_learning_rate_exponent": -6, "batch_size": 8, "gradient_accumulation_count": 4}
     ).config
-    assert config.settled_optim().learning_rate == 2**-6 * 32
+    assert config.resolved_optim().learning_rate == 2**-6 * 32
 
 
 def test_a_rate_on_the_command_line_replaces_an_exponent_below_it(tmp_path):
     path = tmp_path / "own.yml"
     path.write_text("mine:\n  base-learning-rate-exponent: -6\n")
-    assert resolve("mine", path).config.settled_optim().learning_rate == 2**-6 * 64
-    assert resolve("mine", path, {"learning_rate": 0.3}).config.settled_optim().learning_rate == 0.3
+    assert resolve("mine", path).config.resolved_optim().learning_rate == 2**-6 * 64
+    assert resolve("mine", path, {"learning_rate": 0.3}).config.resolved_optim().learning_rate == 0.3
 
 
 def test_the_rmsprop_decay_can_follow_the_global_batch():
     given = {"optimizer": "RMSprop", "rmsprop_base_decay_exp": -14, "batch_size": 768}
-    assert resolve(None, None, given).config.settled_optim().rmsprop_decay == 1 - 768 / 2**14
+    assert resolve(None, None, given).config.resolved_optim().rmsprop_decay == 1 - 768 / 2**14
     with pytest.raises(ConfigError, match="the decay of -1 must not be negative"):
         resolve(None, None, {**given, "batch_size": 2**15})

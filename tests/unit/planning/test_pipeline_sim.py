@@ -23,21 +23,21 @@ def test_the_two_overlapping_schedules_take_the_same_time():
 
 
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
-def test_no_pass_begins_before_its_input_is_there_nor_while_its_stage_works(schedule):
+def test_no_pass_starts_before_its_input_arrives_or_while_its_stage_is_busy(schedule):
     times = [StageTime(1.0, 2.5, 0.25), StageTime(2.0, 3.0, 0.5), StageTime(0.5, 1.0)]
     table = simulate(schedule, times, 5)
     done = {(box.stage, box.direction, box.micro_batch): box for box in table.passes}
     for box in table.passes:
         if box.direction is Pass.FORWARD and box.stage > 0:
             before = done[box.stage - 1, Pass.FORWARD, box.micro_batch]
-            assert box.begin >= before.end + times[box.stage - 1].message
+            assert box.start >= before.end + times[box.stage - 1].message
         if box.direction is Pass.BACKWARD and box.stage < 2:
             after = done[box.stage + 1, Pass.BACKWARD, box.micro_batch]
-            assert box.begin >= after.end + times[box.stage].message
+            assert box.start >= after.end + times[box.stage].message
         if box.direction is Pass.BACKWARD:
-            assert box.begin >= done[box.stage, Pass.FORWARD, box.micro_batch].end
+            assert box.start >= done[box.stage, Pass.FORWARD, box.micro_batch].end
     for stage in range(3):
-        own = sorted((box.begin, box.end) for box in table.passes if box.stage == stage)
+        own = sorted((box.start, box.end) for box in table.passes if box.stage == stage)
         assert all(first[1] <= second[0] for first, second in zip(own, own[1:], strict=False))
 
 

@@ -60,13 +60,13 @@ def test_statistics_of_an_average_are_recomputed_for_its_weights(run_dir):
     trained = load_trained(report.path)
     from convolve.data.lookup import load_digits
 
-    blocks, x = trained.network.blocks, trained.transform(torch.from_numpy(load_digits().train.images))
+    blocks, x = trained.model.blocks, trained.transform(torch.from_numpy(load_digits().train.images))
     with torch.no_grad():
         for name, block in blocks.items():
             if name == "bn1":
                 break
             x = block(x)
-    state = trained.network.state_dict()
+    state = trained.model.state_dict()
     assert torch.allclose(state["bn1.running_mean"], x.mean(dim=(0, 2, 3)), atol=1e-4)
     assert torch.allclose(state["bn1.running_var"], x.var(dim=(0, 2, 3)), rtol=0.02)
 
@@ -162,7 +162,7 @@ def test_a_restored_fine_tuning_needs_its_source_no_more(tmp_path, foreign):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"freeze_until": "layer9"}, "freeze-until=layer9: the network has no such block"),
+        ({"freeze_until": "layer9"}, "--freeze-until layer9: no such block"),
         ({"variable_filter": ["head"]}, "variable-filter=head: no parameter has that in its name"),
     ],
 )

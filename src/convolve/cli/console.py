@@ -38,7 +38,7 @@ class TerminalConsole:
     """Progress bar with loss, accuracy, images/s and remaining time; validations are printed above it."""
 
     def __init__(self) -> None:
-        self._console = RichConsole(file=sys.stdout, highlight=False)
+        self._console = RichConsole(file=sys.stdout, highlight=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -168,11 +168,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in body:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    console = Console(highlight=False)
+    # Cells are printed as they are: a file may be named a[b].png or :x:.png.
+    console = Console(highlight=False, markup=False, emoji=False)
     if console.is_terminal:
         console.print(table)
         return
-    wide = Console(highlight=False, width=160)
+    wide = Console(highlight=False, markup=False, emoji=False, width=160)
     with wide.capture() as captured:
         wide.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

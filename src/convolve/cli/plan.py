@@ -25,7 +25,7 @@ UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "Mi
 
 def run(argv: Sequence[str]) -> int:
     """Print the memory that a run would need and its speed."""
-    options = _parser().parse(translate(argv))
+    options = _parser().parse(translate(argv, reserved=("latency",)))
     config = read_config(options, options.name)
 
     device.prepare()

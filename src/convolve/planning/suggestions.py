@@ -71,8 +71,8 @@ def _shrink(config: Config, layout: Layout) -> Iterator[str]:
 
 
 def _split(config: Config, layout: Layout) -> Iterator[str]:
-    now = len(layout.stage_starts)
-    for stages in range(now, min(len(layout.works), 2 * now + 16) + 1):
+    now, most = len(layout.stage_starts), sum(work.block.split_point for work in layout.works)
+    for stages in range(now, min(most, 2 * now + 16) + 1):
         other = replace(layout, schedule=config.parallel.pipeline_schedule).rebalanced(stages)
         if other.fits:
             yield f"--shards {stages} --pipeline-splits {' '.join(other.splits)}: fits"

@@ -69,7 +69,7 @@ class Sandbox:
         Raises:
             SandboxError: the child was killed, died, or raised something else.
         """
-        child = self._start() if self._child is None else self._child
+        child = self._child or self.start()
         try:
             return self._exchange(child, payload, time.monotonic() + self.limits.seconds)
         except SandboxError:
@@ -86,7 +86,8 @@ class Sandbox:
                 if stream is not None:
                     stream.close()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Start a child and wait until it is confined. `call` does this when needed."""
         setup = {
             "function": self.function,
             "limits": asdict(self.limits),

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from convolve.data.image_io import Decoder
+from convolve.data.image_io import center_box
+from convolve.data.loader.decoder import Decoder
 from convolve.data.readers.tfrecord import locate_samples as read_records
 from convolve.data.readers.webdataset import locate_samples as read_tar
-from convolve.data.transforms.augment import center_box
 from convolve.errors import DataError
 
 FOREIGN = Path(__file__).parents[1] / "fixtures" / "foreign"

@@ -12,11 +12,11 @@ import torch
 from cifar_files import write_binary, write_python
 from convolve.config.schema import DataConfig
 from convolve.data.catalog import CIFAR10, MNIST
-from convolve.data.image_io import Decoder
+from convolve.data.image_io import center_box
+from convolve.data.loader.decoder import Decoder
 from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import open_dataset
 from convolve.data.readers.mnist import pack_idx
-from convolve.data.transforms.augment import center_box
 from convolve.download import ignore_progress
 from convolve.errors import DataError
 from photo_sets import write_every_format

@@ -59,7 +59,7 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
 
 def test_without_a_compiler_the_same_is_learned(photos, tmp_path, monkeypatch):
     session.train(photo_config(photos, "folder", tmp_path / "native"), SilentConsole())
-    monkeypatch.setattr("convolve.data.image_io.resize", resize_by_torch)
+    monkeypatch.setattr("convolve.data.loader.decoder.resize", resize_by_torch)
     session.train(photo_config(photos, "folder", tmp_path / "torch"), SilentConsole())
     assert weights_hash(tmp_path / "native") == weights_hash(tmp_path / "torch")
 

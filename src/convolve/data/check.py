@@ -18,7 +18,7 @@ from convolve.data.catalog import ALIASES, CATALOG, DatasetInfo, find_dataset
 from convolve.data.dataset import Dataset, Reader
 from convolve.data.fetch import fetch_entry, is_intact
 from convolve.data.fingerprint import ContentMatch, compare_contents
-from convolve.data.image_io import Decoder
+from convolve.data.loader.decoder import Decoder
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import ORIGIN, cache_folder, how_to_provide, infer_entry, is_cached, open_known

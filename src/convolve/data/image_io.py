@@ -1,214 +1,29 @@
-"""Decode images: JPEG by libjpeg-turbo at the smallest scale that suffices, everything else by Pillow.
-
-A JPEG can be decoded to 1/2, 1/4 or 1/8 of its sides for a fraction of the work. `Decoder` decodes boxes for training
-and takes the smallest of these scales at which the box still has at least as many pixels as the target. Other scales
-exist, but have no fast code and cost more than they save. The fast DCT and chroma upsampling are used; they differ from
-the exact ones by a few levels. `read_image` and `decode_image` return whole images exactly, for prediction.
-"""
+"""Decode whole images exactly, with Pillow, for prediction. Imports no torch, so a sandbox starts quickly."""
 
 import io
 import stat
-import threading
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 
-from convolve.data.dataset import Images
-from convolve.data.transforms.augment import Box
 from convolve.errors import DataError, ImageTooLargeError
-from convolve.kernels.jpeg import Encoded, Jpeg
-from convolve.kernels.resize import ResizeJob, resize
 
-if TYPE_CHECKING:
-    from convolve.data.loader.decoding import EncodedImages
-
-ChooseBox = Callable[[tuple[int, int]], Box]
+Images = npt.NDArray[np.uint8]
+Box: TypeAlias = tuple[int, int, int, int]
 MAX_PIXELS = 64_000_000
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MAX_PIXEL_BYTES = 16
-_JPEG = b"\xff\xd8\xff"
-_EXIF = b"Exif\0\0"
-_EXIF_SEARCH_BYTES = 4096
-_PLAIN_SPACES = ("YCbCr", "Gray", "RGB")
-_SCRATCH_BYTES = 640 << 10  # fits the private cache of a core
-_READ_BYTES = 4 << 20
 
 
-class Cache:
-    """Decoded images up to a number of bytes. The first ones stay, since every epoch uses each image once."""
-
-    def __init__(self, limit: int) -> None:
-        self._free_bytes = limit
-        self._pixels: dict[tuple[int, int], Images] = {}
-        self._sizes: dict[int, tuple[int, int]] = {}
-        self._lock = threading.Lock()
-
-    def size(self, row: int) -> tuple[int, int] | None:
-        """Return the full size of a cached image."""
-        return self._sizes.get(row)
-
-    def get(self, row: int, scale: int) -> Images | None:
-        """Return the image as decoded at this scale."""
-        return self._pixels.get((row, scale))
-
-    def has_space(self, count: int) -> bool:
-        return count <= self._free_bytes
-
-    def put(self, row: int, scale: int, pixels: Images, size: tuple[int, int]) -> None:
-        """Add an image if there is space for it."""
-        with self._lock:
-            if pixels.nbytes <= self._free_bytes and (row, scale) not in self._pixels:
-                self._free_bytes -= pixels.nbytes
-                self._pixels[row, scale] = pixels
-                self._sizes[row] = size
-
-
-class Decoder:
-    """Decodes boxes of the images of one reader; safe to use from many threads.
-
-    A thread may read several images ahead and start them all before it finishes them together: one native call for many
-    images waits less often for the other threads.
-    """
-
-    def __init__(self, reader: "EncodedImages", cache_bytes: int) -> None:
-        self._reader = reader
-        self._cache = Cache(cache_bytes)
-        self._buffers = _ThreadBuffers()
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata, which does not affect the pixels
-
-    def decode(self, row: int, choose_box: ChooseBox, target: Tensor, *, flip: bool) -> None:
-        """Resize the box that `choose_box` selects, given the image size, to fill `target` [H, W, 3]."""
-        self.start(row, choose_box, target, flip=flip)
-        self.finish()
-
-    def read_ahead(self, rows: Sequence[int]) -> None:
-        """Read the images that this thread will start next in one call; any others are read one by one."""
-        uncached = [row for row in rows if self._cache.size(row) is None]
-        self._buffers.jpegs = self._reader.read_jpegs(uncached, self._buffers.read_buffer)
-
-    def start(self, row: int, choose_box: ChooseBox, target: Tensor, *, flip: bool) -> None:
-        """Run the first half of `decode`: the target is filled when this thread calls `finish`."""
-        shape, size = target.shape, self._cache.size(row)
-        if size is not None:
-            box = choose_box(size)
-            cached = self._cache.get(row, _scale(box, shape))
-            if cached is not None:
-                self._buffers.jobs.append(ResizeJob(crop(cached, size, box), target, flip))
-                return
-        jpeg = self._buffers.jpegs.pop(row, None)
-        part = self._read(row, choose_box, shape) if jpeg is None else self._decode_jpeg(row, jpeg, choose_box, shape)
-        self._buffers.jobs.append(ResizeJob(part, target, flip))
-
-    def finish(self) -> None:
-        """Fill the targets of all images that this thread has started."""
-        self._buffers.finish()
-
-    def _read(self, row: int, choose_box: ChooseBox, shape: Sequence[int]) -> Images:
-        data = self._reader.read(row)
-        if not isinstance(data, bytes):
-            full = (data.shape[0], data.shape[1])
-            return crop(data, full, choose_box(full))
-        size = jpeg_size(data)
-        if size is None:
-            return self._decode_other(row, data, choose_box, shape)
-        return self._decode_jpeg(row, Jpeg(data, size), choose_box, shape)
-
-    def _decode_other(self, row: int, data: Encoded, choose_box: ChooseBox, shape: Sequence[int]) -> Images:
-        pixels = decode_image_in_thread(data, self._reader.name(row), channels=3)
-        full = (pixels.shape[0], pixels.shape[1])
-        box = choose_box(full)
-        self._cache.put(row, _scale(box, shape), pixels, full)
-        return crop(pixels, full, box)
-
-    def _decode_jpeg(self, row: int, jpeg: Jpeg, choose_box: ChooseBox, shape: Sequence[int]) -> Images:
-        """Decode a box at the smallest scale; an image that the strict decoder rejects is left to Pillow."""
-        data, size = jpeg
-        if size[0] * size[1] > MAX_PIXELS:
-            raise _too_large(self._reader.name(row), (size[1], size[0]), MAX_PIXELS)
-        box = choose_box(size)
-        scale = _scale(box, shape)
-        height, width = -(-size[0] // scale), -(-size[1] // scale)
-        try:
-            pixels: Images = simplejpeg.decode_jpeg(
-                data,
-                colorspace="RGB",
-                fastdct=True,
-                fastupsample=True,
-                min_height=height,
-                min_width=width,
-                buffer=self._buffers.allocate(height * width * 3),
-            )
-        except ValueError:
-            return self._decode_other(row, data, choose_box, shape)
-        if self._cache.has_space(pixels.nbytes):
-            self._cache.put(row, scale, pixels.copy(), size)
-        return crop(pixels, size, box)
-
-
-class _ThreadBuffers(threading.local):
-    """State of one thread: images to be decoded or resized, and reused memory for them."""
-
-    def __init__(self) -> None:
-        self.jpegs: dict[int, Jpeg] = {}
-        self.read_buffer = np.empty(_READ_BYTES, np.uint8)
-        self.jobs: list[ResizeJob] = []
-        self._scratch = np.empty(_SCRATCH_BYTES, np.uint8)
-        self._used = 0
-
-    def allocate(self, count: int) -> Images:
-        """Return memory that stays valid until the next `finish`."""
-        if self._used + count > len(self._scratch):
-            self.finish()
-        if count > len(self._scratch):
-            self._scratch = np.empty(count, np.uint8)
-        self._used += count
-        return self._scratch[self._used - count : self._used]
-
-    def finish(self) -> None:
-        """Run the pending resize jobs."""
-        jobs, self.jobs, self._used = self.jobs, [], 0
-        resize(jobs)
-
-
-def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return height and width of a JPEG that libjpeg-turbo decodes correctly; None for anything else.
-
-    CMYK must be converted and EXIF data may rotate the image: Pillow does both.
-    """
-    if not data.startswith(_JPEG) or data.find(_EXIF, 0, _EXIF_SEARCH_BYTES) >= 0:
-        return None
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None
-    return (height, width) if space in _PLAIN_SPACES and height and width else None
-
-
-def _scale(box: Box, shape: Sequence[int]) -> int:
-    """Return the largest of 1, 2, 4, 8 by which the box may shrink and still fill a target of this shape."""
-    shrink = min(box[2] / shape[0], box[3] / shape[1])
-    return next((scale for scale in (8, 4, 2) if shrink >= scale), 1)
-
-
-def crop(pixels: Images, size: tuple[int, int], box: Box) -> Images:
-    """Return a box, in coordinates of the full `size`, of pixels that may be decoded smaller."""
-    top, left, rows, columns = box if pixels.shape[:2] == size else _shrink(box, size, pixels.shape)
-    return pixels[top : top + rows, left : left + columns]
-
-
-def _shrink(box: Box, size: tuple[int, int], shape: tuple[int, ...]) -> Box:
-    down, across = shape[0] / size[0], shape[1] / size[1]
-    top, left = (min(round(box[0] * down), shape[0] - 1), min(round(box[1] * across), shape[1] - 1))
-    bottom = min(max(round((box[0] + box[2]) * down), top + 1), shape[0])
-    right = min(max(round((box[1] + box[3]) * across), left + 1), shape[1])
-    return top, left, bottom - top, right - left
+def center_box(size: tuple[int, int], fraction: float) -> Box:
+    """Return the centered square whose side is a fraction of the shorter side."""
+    height, width = size
+    side = max(1, round(min(height, width) * fraction))
+    return (height - side) // 2, (width - side) // 2, side, side
 
 
 def read_image(path: Path, *, channels: int, largest: int = MAX_PIXELS) -> Images:
@@ -220,7 +35,7 @@ def read_image(path: Path, *, channels: int, largest: int = MAX_PIXELS) -> Image
     return decode_image(_read_file(path, largest), path, channels=channels, largest=largest)
 
 
-def decode_image(data: bytes, path: Path, *, channels: int, largest: int = MAX_PIXELS) -> Images:
+def decode_image(data: bytes, path: Path | str, *, channels: int, largest: int = MAX_PIXELS) -> Images:
     """Return the image in the bytes of a file, like `read_image`; `path` only names it in messages."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about odd metadata, which does not affect the pixels
@@ -239,7 +54,7 @@ def decode_image_in_thread(
     except DataError:
         raise
     except Image.DecompressionBombError as error:
-        raise _too_large(path, None, largest) from error
+        raise too_large_error(path, None, largest) from error
     except UnidentifiedImageError as error:
         raise DataError(f"not an image of a known format ({', '.join(_FORMATS)})", subject=path) from error
     except Exception as error:  # a decoder may raise anything on a broken file
@@ -261,10 +76,11 @@ def _read_file(path: Path, largest: int) -> bytes:
 def _check_pixels(image: Image.Image, path: Path | str, largest: int) -> None:
     width, height = image.size
     if width * height > largest:
-        raise _too_large(path, (width, height), largest)
+        raise too_large_error(path, (width, height), largest)
 
 
-def _too_large(path: Path | str, size: tuple[int, int] | None, largest: int) -> ImageTooLargeError:
+def too_large_error(path: Path | str, size: tuple[int, int] | None, largest: int) -> ImageTooLargeError:
+    """Return the error for an image with too many pixels."""
     found = "" if size is None else f"{size[0]} x {size[1]} is "
     problem = f"{found}more than the {largest} pixels that are accepted; make it smaller"
     return ImageTooLargeError(problem, subject=path)

@@ -22,12 +22,12 @@ import torch
 
 from convolve import device
 from convolve.data.dataset import Dataset, Images
-from convolve.data.image_io import Decoder
+from convolve.data.image_io import center_box
+from convolve.data.loader.decoder import Decoder
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
 from convolve.data.readers.raw_store import FORMAT as RAW_FORMAT
 from convolve.data.readers.webdataset import METADATA
-from convolve.data.transforms.augment import center_box
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError
 from convolve.files import atomic_file, file_sha256, publish, recover, write_file

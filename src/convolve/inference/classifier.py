@@ -131,10 +131,10 @@ def predict(
 def _read(
     files: list[Path], metadata: ModelMetadata, invert: bool | None, failures: dict[str, str]
 ) -> dict[Path, Images]:
-    inputs = {}
+    inputs, spec = {}, metadata.input_spec
     for path in files:
         try:
-            inputs[path] = preprocess(read_image(path, channels=metadata.transform.channels), metadata, invert)
+            inputs[path] = preprocess(read_image(path, channels=spec.channels), spec, invert)
         except DataError as error:
             failures[str(path)] = str(error)
     return inputs

@@ -13,6 +13,7 @@ from typing import Any
 from convolve import __version__
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError
+from convolve.inference.preprocess import InputSpec
 from convolve.runs.load import TrainedModel
 
 FORMAT = 1
@@ -30,6 +31,12 @@ class ModelMetadata:
     fit: str
     step: int
     convolve: str
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """How an image becomes the input of this model."""
+        channels, height, width = self.transform.shape
+        return InputSpec(self.fit, height, width, channels, self.transform.crop_fraction)
 
     def to_json(self) -> str:
         """Return one line of JSON."""

@@ -5,7 +5,6 @@ import base64
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +21,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from convolve.data.dataset import Images
-from convolve.data.image_io import decode_image_in_thread
-from convolve.errors import ConvolveError, DataError, ImageTooLargeError, to_one_line
+from convolve.errors import ConvolveError, to_one_line
 from convolve.inference.classifier import Classifier, rank_classes
 from convolve.inference.gradcam import input_png, overlay_png
 from convolve.inference.metadata import ModelMetadata
-from convolve.inference.preprocess import preprocess
+from convolve.inference.preprocess import DecodeRequest
 from convolve.runs.folder import list_runs, read_run
 from convolve.serving.batcher import Batcher, BatchPolicy
+from convolve.serving.decoding import DecoderPool
 from convolve.serving.metrics import Metrics
 from convolve.serving.openapi import describe
 from convolve.serving.requests import BodyReader, Limits, PredictOptions, RequestError, UploadedImage, parse_uploads
@@ -54,8 +53,6 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 
-_DECODER_THREADS = 2
-_SMALL_BYTES, _SMALL_PIXELS = 32 * 1024, 64 * 64
 Handler = Callable[[Request], Awaitable[Response]]
 Reload = Callable[[], Classifier | None]
 """Return a newly loaded classifier if the run has a better checkpoint, else None."""
@@ -94,7 +91,7 @@ class Server:
         self._models = models
         self._log = log
         self._batchers: dict[str, Batcher] = {}
-        self._decoders = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="decode")
+        self._decoders = DecoderPool()
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -120,6 +117,7 @@ class Server:
         tasks = [asyncio.create_task(batcher.run()) for batcher in self._batchers.values()]
         if self.settings.reload_seconds is not None:
             tasks.append(asyncio.create_task(self._reload_forever(self.settings.reload_seconds)))
+        self._decoders.start()
         self.started = True
         try:
             yield
@@ -129,7 +127,7 @@ class Server:
             await asyncio.gather(*tasks, return_exceptions=True)
             for batcher in self._batchers.values():
                 batcher.close()
-            self._decoders.shutdown(wait=False)
+            self._decoders.close()
 
     async def _reload_forever(self, seconds: float) -> None:
         """Switch to a better checkpoint when one appears. If it cannot be loaded, keep the current one."""
@@ -271,31 +269,9 @@ class Server:
     async def _decode_all(
         self, metadata: ModelMetadata, uploads: list[UploadedImage], options: PredictOptions
     ) -> list[Images | RequestError]:
-        """Decode in threads. A single small image is decoded here: switching threads would take longer."""
-        if len(uploads) == 1 and len(uploads[0].data) <= _SMALL_BYTES:
-            pixels = _decode(metadata, uploads[0], options, _SMALL_PIXELS)
-            if not (isinstance(pixels, RequestError) and pixels.status == 413):
-                return [pixels]
-        loop, max_pixels = asyncio.get_running_loop(), self.settings.limits.pixels
-        tasks = (
-            loop.run_in_executor(self._decoders, _decode, metadata, upload, options, max_pixels) for upload in uploads
-        )
-        return await asyncio.gather(*tasks)
-
-
-def _decode(
-    metadata: ModelMetadata, upload: UploadedImage, options: PredictOptions, max_pixels: int
-) -> Images | RequestError:
-    """Return the model input. An error is returned, not raised: the other images of the request may be fine."""
-    try:
-        image = decode_image_in_thread(
-            upload.data, upload.name, channels=metadata.transform.channels, largest=max_pixels
-        )
-        return preprocess(image, metadata, options.invert)
-    except ImageTooLargeError as error:
-        return RequestError(413, str(error))
-    except DataError as error:
-        return RequestError(400, str(error))
+        spec, max_pixels = metadata.input_spec, self.settings.limits.pixels
+        requests = (DecodeRequest(upload.data, upload.name, spec, options.invert, max_pixels) for upload in uploads)
+        return await asyncio.gather(*(asyncio.wrap_future(self._decoders.submit(request)) for request in requests))
 
 
 def _format_prediction(

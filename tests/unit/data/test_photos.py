@@ -18,6 +18,7 @@ from convolve.config.schema import DataConfig
 from convolve.data.build import build_augment, fit_normalization, open_test_loader, open_train_loader
 from convolve.data.check import check_data
 from convolve.data.dataset import Dataset
+from convolve.data.image_io import center_box
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.loader.loader import ReplicaShard
@@ -26,7 +27,7 @@ from convolve.data.prepare import PrepareOptions, prepare
 from convolve.data.readers import index as index_room
 from convolve.data.readers.detect import load_into_memory, open_images
 from convolve.data.readers.index import Index
-from convolve.data.transforms.augment import NUMBERS, center_box, draw_box, draw_box_on
+from convolve.data.transforms.augment import NUMBERS, draw_box, draw_box_on
 from convolve.download import ignore_progress
 from convolve.errors import ConfigError, DataError
 

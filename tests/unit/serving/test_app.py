@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import socket
+import struct
 import threading
 import time
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -265,6 +267,56 @@ def test_the_page_of_the_server_can_post(server):
     host = f"127.0.0.1:{server.port}"
     headers = {"Content-Type": "image/png", "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin", "Host": host}
     assert server.request("POST", "/predict", digit(7), headers)[0] == 200
+
+
+def tiff_with_a_huge_tile(side=23_168):
+    """A TIFF of 64 x 64 pixels stored in one tile of half a gigabyte."""
+    tile = zlib.compress(bytes(side * side), 9)
+    tags = [
+        (256, 64),
+        (257, 64),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, side),
+        (323, side),
+        (324, 0),
+        (325, len(tile)),
+    ]
+    size = 8 + 2 + 12 * len(tags) + 4
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, size if tag == 324 else value) for tag, value in tags)
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + tile
+
+
+def jpeg_with_many_scans(count=20_000, side=3000):
+    """A progressive JPEG whose last scan is repeated: little data, a pass over the whole image for each scan."""
+    file = io.BytesIO()
+    Image.new("L", (side, side), 90).save(file, "JPEG", progressive=True, quality=50)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * count + data[-2:]
+
+
+@pytest.mark.parametrize("make", [tiff_with_a_huge_tile, jpeg_with_many_scans])
+def test_an_image_that_needs_too_much_memory_or_time_is_rejected_and_the_next_one_is_served(digits_run, make):
+    body = make()
+    running = Serving(digits_run)
+    before = running.memory_mb()
+    status, content = running.predict(body, "application/octet-stream")
+    assert status in (400, 413), content
+    assert running.memory_mb() < before + 100
+    assert running.predict(digit(7))[1]["predictions"][0]["label"] == "7"
+    assert running.stop() == 0
+
+
+def test_a_signal_stops_the_server_while_an_image_is_being_decoded(digits_run):
+    running = Serving(digits_run)
+    client = threading.Thread(target=running.predict, args=(jpeg_with_many_scans(), "image/jpeg"), daemon=True)
+    client.start()
+    time.sleep(1)
+    assert running.stop() == 0
+    client.join()
 
 
 def test_a_thousand_idle_connections_do_no_harm(server):

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from convolve.data.dataset import Images, Labels
-from convolve.data.image_io import Decoder
-from convolve.data.transforms.augment import NO_AUGMENT, NUMBERS, Augment, Box, center_box, draw_box, draw_box_on
+from convolve.data.image_io import Box, center_box
+from convolve.data.loader.decoder import Decoder
+from convolve.data.transforms.augment import NO_AUGMENT, NUMBERS, Augment, draw_box, draw_box_on
 from convolve.data.transforms.normalize import Transform, fit_channels
 from convolve.errors import DataError
 from convolve.kernels.jpeg import Jpeg

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from convolve.data.image_io import Box
 from convolve.data.transforms.randaugment import jitter_colors, randaugment
 from convolve.rng import Indices, SampleRNG
 
 Range: TypeAlias = tuple[float, float]
-Box: TypeAlias = tuple[int, int, int, int]
 ATTEMPTS = 10
 NUMBERS = 4 * ATTEMPTS
 
@@ -86,13 +86,6 @@ def draw_boxes(
 ) -> npt.NDArray[np.int64]:
     """Return the boxes [N, 4] of `draw_box` for many images of one size, from numbers [N, `NUMBERS`]."""
     return np.array([draw_box(row, size, area, aspect) for row in numbers.tolist()], np.int64).reshape(-1, 4)
-
-
-def center_box(size: tuple[int, int], fraction: float) -> Box:
-    """Return the centered square whose side is a fraction of the shorter side."""
-    height, width = size
-    side = max(1, round(min(height, width) * fraction))
-    return (height - side) // 2, (width - side) // 2, side, side
 
 
 Crop = Literal["none", "pad", "resized"]

@@ -224,6 +224,7 @@ def _send(sink: BinaryIO, status: int, result: bytes) -> None:
 def _code_roots() -> list[Path]:
     """Return what the interpreter itself reads: its library, installed packages, shared libraries."""
     system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/dev/urandom", STATM]
+    system += ["/proc/cpuinfo", "/sys/devices/system/cpu"]  # torch looks at the CPU
     prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix]
     roots = dict.fromkeys([*prefixes, *(entry for entry in sys.path if os.path.isabs(entry)), *import_roots(), *system])
     return [Path(root) for root in roots if os.path.exists(root)]

@@ -34,12 +34,13 @@ def read_jpegs(paths: Sequence[bytes], extents: Extents, memory: npt.NDArray[np.
 
     `extents` is [N, 3]: any number, offset, length or -1 for the whole file.
     """
-    read = _load()
+    read = load()
     return read(paths, extents, memory) if read else [None] * len(paths)
 
 
 @cache
-def _load() -> Read | None:
+def load() -> Read | None:
+    """Load the native form for this CPU; None if it cannot be compiled."""
     library = build.load("jpeg.c")
     return None if isinstance(library, build.Unavailable) else bind(library)
 

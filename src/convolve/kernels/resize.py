@@ -83,7 +83,7 @@ def _clip_start(weights: npt.NDArray[np.int64], low: npt.NDArray[np.int64]) -> t
 
 def resize(jobs: Sequence[ResizeJob]) -> None:
     """Run all jobs. Native code releases the GIL."""
-    (_load() or resize_by_torch)(jobs)
+    (load() or resize_by_torch)(jobs)
 
 
 def resize_by_torch(jobs: Sequence[ResizeJob]) -> None:
@@ -96,7 +96,8 @@ def resize_by_torch(jobs: Sequence[ResizeJob]) -> None:
 
 
 @cache
-def _load() -> Resize | None:
+def load() -> Resize | None:
+    """Load the native form for this CPU; None if it cannot be compiled."""
     library = build.load("resize.c")
     return None if isinstance(library, build.Unavailable) else bind(library)
 

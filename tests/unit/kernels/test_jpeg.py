@@ -118,7 +118,7 @@ def test_no_images_and_no_compiler_are_accepted(tmp_path, monkeypatch):
     index = write_index(tmp_path, [PLAIN["colors"]])
     memory = np.empty(BYTES, np.uint8)
     assert index.read_jpegs([], memory) == {}
-    monkeypatch.setattr("convolve.kernels.jpeg._load", lambda: None)
+    monkeypatch.setattr("convolve.kernels.jpeg.load", lambda: None)
     assert read_jpegs([b"x"], index.places, memory) == [None]
     assert index.read_jpegs([0], memory) == {}
 

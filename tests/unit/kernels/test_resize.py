@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convolve.kernels import build
-from convolve.kernels.resize import ResizeJob, _load, bind, plan_axis, resize, resize_by_torch
+from convolve.kernels.resize import ResizeJob, bind, load, plan_axis, resize, resize_by_torch
 from forked_commands import FORKS
 
 SIZES = [
@@ -113,7 +113,7 @@ def test_weights_are_never_negative_and_sum_to_one():
 def digest_resized(native, settings):
     """Return a hash of downscaled images, computed in a new process with or without native code."""
     os.environ.update(settings)
-    assert (_load() is not None) == native
+    assert (load() is not None) == native
     pixels = np.random.default_rng(0).integers(0, 256, (3, 90, 70, 3), np.uint8)
     targets = torch.empty((3, 48, 48, 3), dtype=torch.uint8)
     resize([ResizeJob(one, target, True) for one, target in zip(pixels, targets, strict=True)])

@@ -26,14 +26,15 @@ BOTH = ["conv1", "pool1", "act1", "conv2", "pool2", "act2"]
 @pytest.fixture
 def calls(monkeypatch):
     """The shapes of the inputs that the native operation was called with."""
-    seen = []
-    real = conv_pool._run_forward
+    seen, kernel = [], conv_pool.load()
 
-    def note(inputs, geometry, *, training):
-        seen.append(tuple(inputs[0].shape))
-        return real(inputs, geometry, training=training)
+    def record(sizes, *arguments):
+        count, height, width, channels = sizes[:4]
+        seen.append((count, channels, height, width))
+        return kernel.forward(sizes, *arguments)
 
-    monkeypatch.setattr(conv_pool, "_run_forward", note)
+    recording = kernel._replace(forward=record)
+    monkeypatch.setattr(conv_pool, "load", lambda: recording)
     return seen
 
 

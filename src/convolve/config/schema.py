@@ -202,12 +202,12 @@ class Config(BaseModel):
 
     def resolved_optim(self) -> OptimConfig:
         """Return the optim section with the learning rate and rmsprop decay computed from the global batch size."""
-        optim, settled = self.optim, dict[str, float]()
+        optim, resolved = self.optim, dict[str, float]()
         if optim.base_learning_rate_exponent is not None:
-            settled["learning_rate"] = 2**optim.base_learning_rate_exponent * self.global_batch_size
+            resolved["learning_rate"] = 2**optim.base_learning_rate_exponent * self.global_batch_size
         if optim.rmsprop_base_decay_exp is not None:
-            settled["rmsprop_decay"] = 1 - 2**optim.rmsprop_base_decay_exp * self.global_batch_size
-        return optim.model_copy(update=settled)
+            resolved["rmsprop_decay"] = 1 - 2**optim.rmsprop_base_decay_exp * self.global_batch_size
+        return optim.model_copy(update=resolved)
 
     def replace(self, **options: Any) -> "Config":
         """Return a copy with these options changed, checked by every rule."""

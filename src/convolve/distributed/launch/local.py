@@ -95,7 +95,7 @@ def _rendezvous(agent: Agent) -> Iterator[dict[str, str]]:
 
 
 class _Ranks:
-    """The processes of an agent. They run in sessions of their own, so a Ctrl-C reaches them through the agent only."""
+    """The processes of an agent. Each runs in a new session, so a Ctrl-C reaches it through the agent only."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []

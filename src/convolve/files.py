@@ -31,12 +31,13 @@ import re
 import secrets
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from convolve.errors import ConvolveError
 
@@ -190,10 +191,10 @@ def _sync(path: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file in hexadecimal, in constant memory."""
-    digest, chunk = hashlib.sha256(), bytearray(_CHUNK_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(chunk):
-            digest.update(memoryview(chunk)[:count])
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while data := file.read(_CHUNK_BYTES):
+            digest.update(data)
     return digest.hexdigest()
 
 
@@ -283,7 +284,7 @@ class LineFile:
 
     def write(self, line: str) -> None:
         """Append one line; line breaks inside it become spaces."""
-        rest = memoryview((" ".join(line.splitlines()) + "\n").encode())
+        rest = memoryview((" ".join(line.splitlines()) + "\n").encode("utf-8", "backslashreplace"))
         size = os.fstat(self._file.fileno()).st_size
         try:
             while rest:
@@ -299,10 +300,28 @@ class LineFile:
 def repair_lines(path: Path) -> None:
     """Remove an incomplete last line."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
         if data and not data.endswith(b"\n"):
             os.truncate(path, data.rfind(b"\n") + 1)
     except FileNotFoundError:
         return
     except OSError as error:
         raise ConvolveError(describe_write_error(path, error)) from error
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file to read; anything else, such as a FIFO, which would block, or a device, is an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Return the contents of a regular file."""
+    with open_regular(path) as file:
+        return file.read()

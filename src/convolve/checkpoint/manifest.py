@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from convolve.checkpoint.snapshot import FILES
 from convolve.errors import CheckpointError
-from convolve.files import file_sha256
+from convolve.files import file_sha256, read_regular
 from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
 FORMAT = "convolve-checkpoint"
@@ -40,7 +40,7 @@ def encode_manifest(files: Mapping[str, bytes]) -> bytes:
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """Return the entries of a checkpoint's manifest by file name; the sha256 identifies the content of a part."""
     path = folder / MANIFEST_FILE
-    raw = _read(path, None, Path.read_bytes)
+    raw = _read(path, None, read_regular)
     try:
         content = json.loads(raw)
         del content["sha256"]
@@ -55,7 +55,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
 def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each file of a checkpoint after comparing them with the manifest."""
     for name, entry in read_manifest(folder).items():
-        data = _read(folder / name, entry.size, Path.read_bytes)
+        data = _read(folder / name, entry.size, read_regular)
         _compare(folder / name, _sha256(data), entry)
         yield name, data
 
@@ -74,7 +74,7 @@ def _compare(path: Path, sha256: str, entry: FileEntry) -> None:
 def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     version = content.get("version")
     if content.get("format") != FORMAT or version != VERSION:
-        found = f"format {content.get('format')!r} version {version!r}"
+        found = f"format {str(content.get('format')):.40} version {str(version):.40}"
         raise CheckpointError(
             f"{path}: {found}: this convolve reads {FORMAT!r} version {VERSION}; use the version that wrote it"
         )
@@ -82,7 +82,7 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
         entries = {
             str(name): FileEntry(str(item["sha256"]), int(item["bytes"])) for name, item in content["files"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise _damaged(path, "no list of files") from None
     foreign = sorted(set(entries) - set(FILES))
     if foreign:

@@ -34,10 +34,21 @@ class Snapshot:
     @property
     def step(self) -> int:
         """Number of optimizer updates so far."""
-        step = self.state.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise CheckpointError(f"state has step={step!r}: must be an integer, 0 or more")
-        return step
+        return self.count("step")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return an integer of the state, 0 or more; without a default it must be present."""
+        value = self.state.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise CheckpointError(f"state has {key}={value!r:.40}: must be an integer, 0 or more")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """Return a finite number of the state."""
+        value = self.state.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**63:
+            raise CheckpointError(f"state has {key}={value!r:.40}: must be a number")
+        return float(value)
 
 
 def encode(snapshot: Snapshot) -> dict[str, bytes]:

@@ -15,7 +15,15 @@ from pathlib import Path
 from convolve.checkpoint.manifest import encode_manifest, read_files, verify
 from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_mismatch, encode
 from convolve.errors import CheckpointError
-from convolve.files import atomic_file, describe_write_error, failpoint, recover, remove_folder, write_folder
+from convolve.files import (
+    atomic_file,
+    describe_write_error,
+    failpoint,
+    read_regular,
+    recover,
+    remove_folder,
+    write_folder,
+)
 from convolve.run_files import (
     BEST_FILE,
     CHECKPOINTS_FOLDER,
@@ -167,7 +175,7 @@ def find_best(folder: Path) -> Path | None:
     """Return the checkpoint in a checkpoints folder that is marked best, or None; read-only."""
     mark = folder / BEST_FILE
     try:
-        name = mark.read_text().strip()
+        name = read_regular(mark).decode().strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -22,6 +22,7 @@ from convolve.config.rules import check
 from convolve.config.schema import SECTION_OF, SECTIONS, Config
 from convolve.config.spelling import canonical
 from convolve.errors import ConfigError, suggest
+from convolve.files import read_regular
 
 COMMAND_LINE = "command line"
 
@@ -161,6 +162,8 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, n
     for key, value in values.items():
         option = field_name(key)
         _require_known(option, (origins or {}).get(key, "options"))
+        if isinstance(value, int | float) and abs(value) >= _LARGEST_NUMBER:
+            raise ConfigError(f"--{flag_name(option)} {value}: must be a number of at most 64 bits")
         sections[SECTION_OF[option]][option] = value
     try:
         checked: dict[str, Any] = {key: SECTIONS[key](**section) for key, section in sections.items()}
@@ -204,7 +207,16 @@ def dump(config: Config) -> str:
 
 def parse(text: str, origin: str) -> Config:
     """Return the config of a text written by `dump`."""
-    values = {field_name(key): value for key, value in parse_yaml(text, origin).items()}
+    return _build_saved(parse_yaml(text, origin), origin)
+
+
+def read_saved(path: Path) -> Config:
+    """Return the config of a file written by `dump`."""
+    return _build_saved(read_yaml(path), str(path))
+
+
+def _build_saved(content: Mapping[str, Any], origin: str) -> Config:
+    values = {field_name(key): value for key, value in content.items()}
     name = str(values.pop("name", "custom"))
     return build(values, dict.fromkeys(values, origin), name)
 
@@ -232,14 +244,31 @@ def json_schema() -> dict[str, Any]:
 
 
 MAX_BYTES = 1 << 20
+_MAX_DIGITS = 64
+_LARGEST_NUMBER = 2**64
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _StrictLoader(yaml.SafeLoader):
+    """Safe loader of plain data: no tags, aliases, dates or base-60 numbers, and each key once."""
+
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
             raise ConfigError(f"line {line}: YAML aliases are not accepted; inherit with `base: NAME` instead")
+        if getattr(event, "tag", None) is not None:
+            raise ConfigError(f"line {line}: YAML tags are not accepted; remove '{event.tag[:40]}'")
         return super().compose_node(parent, index)
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """Return the tag of a node: dates and base-60 numbers are texts."""
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        if tag == "tag:yaml.org,2002:timestamp" or (tag in _NUMBERS and ":" in value):
+            return "tag:yaml.org,2002:str"
+        if tag in _NUMBERS and len(value) > _MAX_DIGITS:
+            raise ConfigError(f"'{value[:16]}...': a number of {len(value)} characters; write a shorter one")
+        return tag
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -276,7 +305,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
-        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        return parse_yaml(read_regular(path).decode(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read ({error.strerror}); check the path") from None
     except UnicodeDecodeError:

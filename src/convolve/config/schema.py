@@ -41,12 +41,18 @@ class ModelConfig(Section):
     convolution_groups: int | None = Field(None, ge=1, description="resnext: groups of the 3x3 convolutions")
     group_dim: int | None = Field(None, ge=1, description="channels in each group of a grouped convolution")
     widenet: bool | None = Field(None, description="resnext on small images: four times as wide")
-    expand_ratio: int | None = Field(None, ge=1, description="efficientnet: expansion of the width inside a block")
+    expand_ratio: int | None = Field(
+        None, ge=1, le=256, description="efficientnet: expansion of the width inside a block"
+    )
     se: bool | None = Field(None, description="efficientnet: squeeze and excitation")
-    depth_divisor: int | None = Field(None, ge=1, description="efficientnet: round widths to multiples of this")
-    top_width: int | None = Field(None, ge=0, description="width of the last 1x1 layer; 0 omits it (efficientnet)")
-    width_coefficient: float | None = Field(None, gt=0, description="efficientnet: factor on widths")
-    depth_coefficient: float | None = Field(None, gt=0, description="efficientnet: factor on repeats")
+    depth_divisor: int | None = Field(
+        None, ge=1, le=1024, description="efficientnet: round widths to multiples of this"
+    )
+    top_width: int | None = Field(
+        None, ge=0, le=65536, description="width of the last 1x1 layer; 0 omits it (efficientnet)"
+    )
+    width_coefficient: float | None = Field(None, gt=0, le=64, description="efficientnet: factor on widths")
+    depth_coefficient: float | None = Field(None, gt=0, le=64, description="efficientnet: factor on repeats")
     use_relu: bool | None = Field(None, description="efficientnet: ReLU instead of swish")
     dropout_rate: float | None = Field(None, ge=0, lt=1, description="dropout probability before the classifier")
     block_survival_prob: float | None = Field(

@@ -14,7 +14,9 @@ def normalize_choice(aliases: Mapping[str, str], value: Any) -> Any:
 class Section(BaseModel):
     """Group of options; unknown names are errors and values cannot change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -25,7 +25,7 @@ class OptimConfig(Section):
     )
     learning_rate: float = Field(0.01, gt=0, description="peak learning rate")
     base_learning_rate_exponent: float | None = Field(
-        None, description="N for a learning rate of 2^N x global batch; replaces --learning-rate"
+        None, ge=-64, le=64, description="N for a learning rate of 2^N x global batch; replaces --learning-rate"
     )
     bias_rate_factor: float = Field(1.0, gt=0, description="factor on the learning rate of norms and biases")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of momentum, rmsprop, lars and muon")
@@ -36,7 +36,7 @@ class OptimConfig(Section):
         0.99, ge=0, lt=1, description="fraction of the mean square that rmsprop keeps per step"
     )
     rmsprop_base_decay_exp: float | None = Field(
-        None, description="N for an rmsprop decay of 1 - 2^N x global batch; replaces --rmsprop-decay"
+        None, ge=-64, le=64, description="N for an rmsprop decay of 1 - 2^N x global batch; replaces --rmsprop-decay"
     )
     lars_eeta: float = Field(
         0.001, gt=0, description="lars: trust coefficient, the norm of an update relative to that of the weight"
@@ -79,11 +79,14 @@ class OptimConfig(Section):
     clip_norm: float | None = Field(None, gt=0, description="max norm of the whole gradient [no clipping]")
 
 
+_SCHEDULE_ALIASES = {"step": "stepped", "polynomial_decay_lr": "polynomial"}
+
+
 class ScheduleConfig(Section):
     """The learning rate as a function of samples seen."""
 
     lr_schedule: Annotated[
-        str, BeforeValidator(lambda name: {"step": "stepped", "polynomial_decay_lr": "polynomial"}.get(name, name))
+        str, BeforeValidator(lambda name: _SCHEDULE_ALIASES.get(name, name) if isinstance(name, str) else name)
     ] = Field(
         "constant",
         description="learning-rate schedule: constant, stepped, cosine, exponential, polynomial, trapezoid, "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
+Skipped = tuple[str, int, str]  # reason, number of entries, first example
 
 
 class Reader(Protocol):
@@ -54,13 +55,17 @@ ReaderT = TypeVar("ReaderT", bound=Reader, covariant=True)
 
 @dataclass(frozen=True)
 class Dataset(Generic[ReaderT]):
-    """A training and a test split, the class names in label order, and where the data were found."""
+    """A training and a test split, the class names in label order, and where the data were found.
+
+    `skipped` lists the entries of a folder or archive that are in neither split.
+    """
 
     name: str
     train: ReaderT
     test: ReaderT
     classes: tuple[str, ...]
     origin: str
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True)

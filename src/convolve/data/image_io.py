@@ -11,6 +11,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from convolve.errors import DataError, ImageTooLargeError
+from convolve.files import read_regular
 
 Images = npt.NDArray[np.uint8]
 Box: TypeAlias = tuple[int, int, int, int]
@@ -68,7 +69,7 @@ def _read_file(path: Path, largest: int) -> bytes:
             raise DataError(f"{path}: not a file; give an image file")
         if status.st_size > largest * _MAX_PIXEL_BYTES:
             raise DataError(f"{path}: {status.st_size} bytes, too large for {largest} pixels; make it smaller")
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise DataError(f"cannot read ({error.strerror or error})", subject=path) from error
 

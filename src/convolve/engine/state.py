@@ -52,13 +52,16 @@ class TrainState:
         load_weights(self.model, Snapshot(local, snapshot.state))
         load_state(self.optimizer, self.model, self.shard.select_state(local.get("optimizer", {})))
         self.ema.restore(local.get("averages", {}))
-        self.step, self.samples = int(snapshot.state["step"]), int(snapshot.state["samples"])
-        self.scaler.load_state_dict(dict(snapshot.state.get("scaling", {})))
+        self.step, self.samples = snapshot.step, snapshot.count("samples")
+        try:
+            self.scaler.load_state_dict(dict(snapshot.state.get("scaling", {})))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(f"state has an invalid loss scale ({error}); use another checkpoint") from None
 
 
 def load_weights(model: torch.nn.Module, snapshot: Snapshot) -> None:
     """Copy the weights of a snapshot into a model; names and shapes must match."""
-    stored, current = snapshot.tensors["model"], model.state_dict()
+    stored, current = snapshot.tensors.get("model", {}), model.state_dict()
     names = sorted(set(stored) ^ set(current))
     names = names or [name for name in current if current[name].shape != stored[name].shape]
     if names:

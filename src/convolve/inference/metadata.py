@@ -68,7 +68,7 @@ class ModelMetadata:
                 step=int(stored["step"]),
                 convolve=str(stored["convolve"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{source}: cannot read its metadata ({error}); export the run again") from None
 
 

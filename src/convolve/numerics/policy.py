@@ -20,6 +20,7 @@ from typing import Any
 
 from convolve.config.training import PrecisionConfig
 from convolve.errors import ConfigError, suggest
+from convolve.files import read_regular
 from convolve.numerics.formats import DEVICE_MODELS, FORMATS, FP32, DeviceModel, Format
 from convolve.numerics.op_table import OperationLists
 from convolve.numerics.rounding import Grid
@@ -130,8 +131,8 @@ def _by_operation(policy: Policy, config: PrecisionConfig) -> Policy:
 def read_mix_list(path: Path) -> dict[str, dict[str, list[str]]]:
     """Read a mix list: `white-list` and `black-list`, each with `to-add` and `to-remove`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--mixlist-file {path}: cannot read as JSON ({error}); fix the file") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--mixlist-file {path}: not an object; write black-list and white-list")

@@ -176,6 +176,9 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapp
         slots = {}
         for key in [key for key in unused if key.rpartition(".")[0] == name]:
             stored = tensors[key]
+            if stored.shape != parameter.shape and stored.numel() != 1:
+                # Fused optimizers would read and write beyond its end.
+                raise CheckpointError(f"optimizer.safetensors: '{key}' has another shape than its weight")
             like = parameter if stored.shape == parameter.shape else stored
             slots[key.rpartition(".")[2]] = torch.empty_like(like, dtype=stored.dtype).copy_(stored)
             unused.discard(key)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.config import Config, ModelConfig
-from convolve.config.loading import load_entries, parse, resolve
+from convolve.config.loading import load_entries, read_saved, resolve
 from convolve.data.build import count_used
 from convolve.data.catalog import dataset_info
 from convolve.engine.loop import run_samples
@@ -59,7 +59,7 @@ def describe_named(
 
 def write_svg(description: ModelSummary, path: Path) -> None:
     """Write the drawing of a model to a file."""
-    write_file(path, draw_svg(description).encode(), ConfigError)
+    write_file(path, draw_svg(description).encode("utf-8", "backslashreplace"), ConfigError)
 
 
 POINTS = 201
@@ -83,7 +83,7 @@ def trace_schedule(what: str, *, config_path: Path | None = None) -> ScheduleCur
     """Return the learning-rate curve of a named config or a run folder."""
     stored = Path(what) / CONFIG_FILE
     if stored.is_file():
-        return trace(parse(stored.read_text(encoding="utf-8"), str(stored)))
+        return trace(read_saved(stored))
     return trace(resolve(what, config_path).config)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convolve.config import Config, RunConfig
-from convolve.config.loading import parse
+from convolve.config.loading import read_saved
 from convolve.distributed.collectives import Collectives
 from convolve.errors import CheckpointError, ConfigError, ConvolveError, ParallelError
 from convolve.files import hold_lock
@@ -163,9 +163,9 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path) -> Config:
     """Return the resolved config of a run."""
-    try:
-        return parse((folder / CONFIG_FILE).read_text(encoding="utf-8"), str(folder / CONFIG_FILE))
-    except OSError:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
         raise CheckpointError(
             f"{folder}: not a run folder ({CONFIG_FILE} is missing); give the folder that `convolve train` printed"
-        ) from None
+        )
+    return read_saved(path)

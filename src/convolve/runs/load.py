@@ -42,9 +42,9 @@ def load_trained(path: Path, *, device_name: str | None = None) -> TrainedModel:
     try:
         config = build(state["config"], name=str(state["config_name"]))
         classes, transform = tuple(map(str, state["classes"])), Transform.from_json(state["transform"])
-        step, samples = int(state["step"]), int(state["samples"])
-        epoch = samples / int(state["samples_per_epoch"])
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        step, samples = snapshot.step, snapshot.count("samples")
+        epoch = samples / snapshot.count("samples_per_epoch")
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
     model = build_model(config, transform, len(classes), device.select(device_name or config.run.device))
     load_weights(model, snapshot)

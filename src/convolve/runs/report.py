@@ -97,7 +97,7 @@ def _write(path: Path, reports: list[RunReport]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConvolveError(f"{path}: cannot write ({error.strerror}); choose another --output") from error
-    write_file(path, render(reports, timestamp()).encode())
+    write_file(path, render(reports, timestamp()).encode("utf-8", "backslashreplace"))
     return path
 
 

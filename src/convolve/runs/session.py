@@ -46,6 +46,7 @@ from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts
 from convolve.engine.throughput import Timer
+from convolve.errors import to_one_line
 from convolve.files import write_file
 from convolve.loggers.base import Console, RunInfo
 from convolve.models import registry
@@ -104,10 +105,10 @@ class Session:
         path, snapshot = store.newest(console.info)
         self.state.restore(snapshot)
         metadata = snapshot.state
-        self.best_accuracy = float(metadata.get("best_accuracy", -1.0))
-        self.previous_seconds = float(metadata.get("seconds", 0.0))
+        self.best_accuracy = snapshot.number("best_accuracy", -1.0)
+        self.previous_seconds = snapshot.number("seconds", 0.0)
         self.restored_step = self.state.step
-        before, now = int(metadata.get("native_layers", 0)), len(self.parts.native_layers)
+        before, now = snapshot.count("native_layers", 0), len(self.parts.native_layers)
         if before != now:
             console.info(
                 f"warning: {before} native layers before, {now} now; "
@@ -210,6 +211,11 @@ class Session:
         seconds = time.perf_counter() - self.started
         self.outputs.logger.start(replace(info, restored_step=self.restored_step, setup_seconds=seconds))
         self.outputs.emit("numerics", **self.numerics.to_json())
+        if skipped := self.data.dataset.skipped:
+            reasons = "; ".join(f"{reason}: {count}, such as {example}" for reason, count, example in skipped)
+            self.console.info(to_one_line(f"skipped entries of the data: {reasons}"))
+            entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
+            self.outputs.emit("skipped_entries", entries=entries)
         choice = self.numerics.choice
         if choice.execution != "plain":
             self.console.info(f"numerics {choice}")
@@ -272,7 +278,7 @@ class Session:
             )
         if self.loader.skipped:
             lines = "".join(f"{line}\n" for line in self.loader.skipped)
-            write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode())
+            write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode("utf-8", "backslashreplace"))
 
     def _figures(self, report: TrainReport, timer: Timer) -> dict[str, Any]:
         config, measured = self.config, timer.measured

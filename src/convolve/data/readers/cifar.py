@@ -21,9 +21,11 @@ from convolve.data.catalog import DatasetInfo
 from convolve.data.dataset import Images, Labels
 from convolve.data.loader.in_memory import InMemoryImages, check_images
 from convolve.errors import DataError
+from convolve.files import read_regular
 
 Splits = tuple[InMemoryImages, InMemoryImages]
 _PIXELS = 3 * 32 * 32
+_MAX_INSTRUCTIONS = 2_000_000  # the largest published file has 400,000
 
 
 def read_binary(folder: Path, entry: DatasetInfo) -> Splits | None:
@@ -59,7 +61,7 @@ def _read_records(path: Path, entry: DatasetInfo) -> tuple[Images, Labels]:
     size = path.stat().st_size
     if size > entry.limit or size % (labels + _PIXELS) or not size:
         raise DataError(f"{path}: {size} bytes: must be records of {labels + _PIXELS} bytes; get an undamaged copy")
-    records = np.fromfile(path, np.uint8).reshape(-1, labels + _PIXELS)
+    records = np.frombuffer(read_regular(path), np.uint8).reshape(-1, labels + _PIXELS)
     return records[:, labels:], records[:, labels - 1].astype(np.int64)
 
 
@@ -163,6 +165,8 @@ class _Machine:
     def fill(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict) or len(items) % 2:
             raise ValueError("it fills something that is not a dict")
+        if not all(isinstance(key, bytes) for key in items[::2]):  # the hash of nested tuples recurses, without a limit
+            raise ValueError("it has a key that is not a string")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     def put(self, key: int) -> None:
@@ -211,7 +215,7 @@ def read_fields(path: Path, *, limit: int) -> dict[bytes, Any]:
         size = path.stat().st_size
         if size > limit:
             raise DataError(f"{path}: {size} bytes, more than the {limit} that are accepted")
-        fields = _run(path.read_bytes())
+        fields = _run(read_regular(path))
         if not isinstance(fields, dict):
             raise ValueError("it does not contain a dict")
         return {key: _to_array(value) if isinstance(value, _Object) else value for key, value in fields.items()}
@@ -226,13 +230,14 @@ def read_fields(path: Path, *, limit: int) -> dict[bytes, Any]:
 
 def _run(data: bytes) -> Any:
     machine = _Machine(data)
-    while True:
+    for _ in range(_MAX_INSTRUCTIONS):
         code = machine.take(1)[0]
         if code == ord("."):
             return machine.stack[-1]
         if code not in _STEPS:
             raise ValueError(f"instruction {code:#04x} at byte {machine.at - 1}")
         _STEPS[code](machine)
+    raise ValueError(f"more than {_MAX_INSTRUCTIONS} instructions")
 
 
 def _to_array(described: _Object) -> Images:
@@ -243,4 +248,6 @@ def _to_array(described: _Object) -> Images:
     _, shape, dtype, by_columns, data = state
     if not isinstance(dtype, _Object) or dtype.arguments[:1] != (b"u1",) or by_columns or not isinstance(data, bytes):
         raise ValueError("its array is not bytes in row order")
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise ValueError("the shape of its array is not numbers")
     return np.frombuffer(data, np.uint8).reshape(shape)

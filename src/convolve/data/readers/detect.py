@@ -19,9 +19,11 @@ from convolve.data.readers.image_folder import (
 )
 from convolve.download import Progress
 from convolve.errors import DataError
+from convolve.files import read_regular
 
 NAME = "pictures"
 _SMALL = 64
+_MOST_CLASSES = 1_000_000
 
 SUPPORTED_LAYOUTS = (
     "train/ and val/ with a folder for each class, folders of classes, train-*.tar and validation-*.tar, "
@@ -58,13 +60,15 @@ def _find_tars(root: Path, origin: str, progress: Progress) -> Dataset[EncodedIm
         return None
     train = webdataset.index_tars(root, shards[0], "train", progress)
     webdataset.require_length(root, "train", len(train))
+    skipped = webdataset.unused_shards(root, [*shards[0], *shards[1]]) + train.skipped
     if shards[1]:
         test = webdataset.index_tars(root, shards[1], "validation", progress)
         webdataset.require_length(root, "validation", len(test))
+        skipped += test.skipped
     else:
         train, test = (train.take(rows) for rows in split_by_hash(train))
     classes = _checked_classes(webdataset.read_metadata(root), root, train, test)
-    return Dataset(NAME, train, test, classes, f"{origin} (WebDataset)")
+    return Dataset(NAME, train, test, classes, f"{origin} (WebDataset)", skipped)
 
 
 def _find_records(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
@@ -76,7 +80,7 @@ def _find_records(root: Path, origin: str, progress: Progress) -> Dataset[Encode
                 for paths, split in zip(shards, ("train", "validation"), strict=True)
             )
             path = root / "label.labels.txt"
-            names = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+            names = _read_names(path) if path.is_file() else []
             classes = _checked_classes({"classes": [name for name in names if name]}, root, train, test)
             return Dataset(NAME, train, test, classes, f"{origin} ({kind})")
     return None
@@ -87,19 +91,26 @@ def _find_folders(root: Path, origin: str, progress: Progress) -> Dataset[Encode
     if splits is not None:
         classes = tuple(folder.name for folder in list_folders(splits[0]))
         train, test = (index_folder(root, split, classes, progress) for split in splits)
-        return Dataset(NAME, train, test, classes, f"{origin} (folders)")
+        return Dataset(NAME, train, test, classes, f"{origin} (folders)", train.skipped + test.skipped)
     if not has_class_folders(root):
         return None
     classes = tuple(folder.name for folder in list_folders(root))
     whole = index_folder(root, root, classes, progress)
     train, test = (whole.take(rows) for rows in split_by_hash(whole))
-    return Dataset(NAME, train, test, classes, f"{origin} (folders without a split)")
+    return Dataset(NAME, train, test, classes, f"{origin} (folders without a split)", whole.skipped)
+
+
+def _read_names(path: Path) -> list[str]:
+    try:
+        return read_regular(path).decode().split("\n")
+    except ValueError as error:
+        raise DataError(f"{path}: not a text in UTF-8 ({error}); get an undamaged copy") from None
 
 
 def _checked_classes(metadata: dict[str, Any], root: Path, train: Reader, test: Reader) -> tuple[str, ...]:
     highest = int(max(train.labels.max(), test.labels.max()))
     lowest = int(min(train.labels.min(), test.labels.min()))
-    classes = _class_names(metadata, root, highest + 1)
+    classes = _class_names(metadata, root, min(highest, _MOST_CLASSES) + 1)
     if lowest < 0 or highest >= len(classes):
         wrong = lowest if lowest < 0 else highest
         raise DataError(f"{root}: label {wrong}: must be 0 to {len(classes) - 1}; get an undamaged copy")
@@ -123,7 +134,8 @@ def load_into_memory(dataset: Dataset[EncodedImages], budget: int, progress: Pro
     train, test = (_decode_all(reader, first.shape, progress) for reader in (dataset.train, dataset.test))
     if train is None or test is None:
         return dataset
-    return Dataset(dataset.name, train, test, dataset.classes, f"{dataset.origin}, in memory")
+    origin = f"{dataset.origin}, in memory"
+    return Dataset(dataset.name, train, test, dataset.classes, origin, dataset.skipped)
 
 
 def _pixels(reader: EncodedImages, row: int) -> Images:

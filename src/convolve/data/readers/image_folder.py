@@ -6,14 +6,26 @@ without a split, of which a tenth, chosen by a hash of the name, is kept for tes
 
 import csv
 import hashlib
-from collections.abc import Iterator
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from convolve.data.readers.index import WHOLE_FILE, Index, SampleLocation, load_or_build, make_index, signature
+from convolve.data.readers.index import (
+    WHOLE_FILE,
+    Index,
+    SampleLocation,
+    SkippedEntries,
+    load_or_build,
+    make_index,
+    signature,
+)
 from convolve.download import Progress
 from convolve.errors import DataError
+from convolve.files import open_regular
 from convolve.rng import Indices
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
@@ -57,11 +69,14 @@ def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Pr
     if unknown:
         raise DataError(f"{split / unknown[0]}: train/ has no class of that name; move or remove it")
     boxes_file = root / BOXES_FILE
-    expected = signature(root, [*folders, *([boxes_file] if boxes_file.is_file() else [])])
+    expected = signature(root, [split, *folders, *([boxes_file] if boxes_file.is_file() else [])])
 
     def build() -> Index:
         boxes = read_boxes(boxes_file) if boxes_file.is_file() else {}
-        files = [str(path.relative_to(root)) for path in _list_images(folders, progress)]
+        skipped = SkippedEntries()
+        for item in sorted(set(split.iterdir()) - {*folders, boxes_file}):
+            skipped.add("file outside the class folders", str(item.relative_to(root)))
+        files = [str(path.relative_to(root)) for path in _list_images(folders, progress, skipped)]
         label_of = {name: label for label, name in enumerate(classes)}
         samples = (
             SampleLocation(
@@ -69,16 +84,31 @@ def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Pr
             )
             for number, file in enumerate(files)
         )
-        return make_index(root, files, samples)
+        return make_index(root, files, samples, skipped)
 
     return load_or_build(root, f"folder {split.name}", expected, build)
 
 
-def _list_images(folders: list[Path], progress: Progress) -> Iterator[Path]:
+def _why_skipped(entry: os.DirEntry[str]) -> str | None:
+    """Return why an entry of a class folder is not a sample, None for an image."""
+    if entry.is_dir():
+        return "subfolder of a class folder"
+    if Path(entry.name).suffix.lower() not in EXTENSIONS:
+        return "file without the suffix of an image"
+    return None if entry.is_file() else "not a regular file"
+
+
+def _list_images(folders: list[Path], progress: Progress, skipped: SkippedEntries) -> Iterator[Path]:
     done = 0
     for folder in folders:
-        for path in sorted((item for item in folder.iterdir() if item.suffix.lower() in EXTENSIONS), key=_by_name):
-            yield path
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+        for entry in entries:
+            reason = _why_skipped(entry)
+            if reason is not None:
+                skipped.add(reason, f"{folder.name}/{entry.name}")
+                continue
+            yield folder / entry.name
             done += 1
             if done % _REPORT_EVERY == 0:
                 progress("list images", done, None)
@@ -99,13 +129,22 @@ def _is_test_sample(name: str) -> bool:
 def read_boxes(path: Path) -> Boxes:
     """Return the boxes of objects by file name; a line that is not one is an error."""
     boxes: dict[str, list[tuple[float, float, float, float]]] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for number, row in enumerate(csv.reader(file), 1):
+    with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8", errors="replace") as file:
+        for number, row in enumerate(_rows(file, path), 1):
             try:
                 x1, y1, x2, y2 = (float(value) for value in row[1:5])
+                if not all(map(math.isfinite, (x1, y1, x2, y2))):
+                    raise ValueError("not finite")
             except ValueError:
                 if number == 1:
                     continue  # a heading
                 raise DataError(f"{path}: line {number}: must be a file name and four numbers") from None
             boxes.setdefault(row[0], []).append((x1, y1, x2, y2))
     return {name: tuple(values) for name, values in boxes.items()}
+
+
+def _rows(file: Iterable[str], path: Path) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(file)
+    except csv.Error as error:
+        raise DataError(f"{path}: not a table ({error}); get an undamaged copy") from None

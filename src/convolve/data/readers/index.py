@@ -5,6 +5,7 @@ it was built from: their names, sizes and times are hashed into it, and it is re
 """
 
 import hashlib
+import json
 import os
 import zipfile
 import zlib
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from convolve import device
-from convolve.data.dataset import Images, Labels
+from convolve.data.dataset import Images, Labels, Skipped
 from convolve.data.loader.decoding import EncodedImages
 from convolve.download import Progress
 from convolve.errors import DataError
@@ -26,7 +28,7 @@ from convolve.kernels.jpeg import Jpeg, read_jpegs
 from convolve.rng import Indices
 
 WHOLE_FILE = -1
-_FORMAT = "convolve index 1"
+_FORMAT = "convolve index 2"
 _LARGEST_SAMPLE = 1 << 30
 _USUAL_SAMPLE = 1 << 18
 
@@ -43,6 +45,20 @@ class SampleLocation:
     boxes: tuple[tuple[float, float, float, float], ...] = ()
 
 
+class SkippedEntries:
+    """Entries of a data set that are not samples: how many for each reason, and the first example."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, tuple[int, str]] = {}
+
+    def add(self, reason: str, example: str) -> None:
+        count, first = self.reasons.get(reason, (0, example))
+        self.reasons[reason] = count + 1, first
+
+    def listed(self) -> tuple[Skipped, ...]:
+        return tuple((reason, count, example) for reason, (count, example) in self.reasons.items())
+
+
 @dataclass(frozen=True)
 class Index(EncodedImages):
     """A reader of indexed files: rows of `places` are file number, offset and length in a file below `root`."""
@@ -54,6 +70,7 @@ class Index(EncodedImages):
     names: tuple[str, ...]
     boxes: npt.NDArray[np.float32]
     box_starts: npt.NDArray[np.int64]
+    skipped: tuple[Skipped, ...] = ()
 
     def name(self, row: int) -> str:
         path = self.file(row)
@@ -69,7 +86,7 @@ class Index(EncodedImages):
         number, offset, length = self.places[row].tolist()
         path = f"{self.root}/{self.files[number]}"
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 # Most images are read whole in one call, without a call for their size.
                 expected = _USUAL_SAMPLE if length == WHOLE_FILE else length
@@ -103,10 +120,12 @@ class Index(EncodedImages):
         starts = np.cumsum([0, *map(len, objects)])
         boxes = np.concatenate([np.empty((0, 4), np.float32), *objects])
         names = tuple(self.names[row] for row in rows.tolist())
-        return Index(self.root, self.files, self.places[rows], self.labels[rows], names, boxes, starts)
+        return Index(self.root, self.files, self.places[rows], self.labels[rows], names, boxes, starts, self.skipped)
 
 
-def make_index(root: Path, files: Sequence[str], samples: Iterable[SampleLocation]) -> Index:
+def make_index(
+    root: Path, files: Sequence[str], samples: Iterable[SampleLocation], skipped: SkippedEntries | None = None
+) -> Index:
     """Return an index of the samples."""
     locations = list(samples)
     if not locations:
@@ -119,6 +138,7 @@ def make_index(root: Path, files: Sequence[str], samples: Iterable[SampleLocatio
         tuple(sample.name for sample in locations),
         np.array([box for sample in locations for box in sample.boxes], np.float32).reshape(-1, 4),
         np.cumsum([0, *(len(sample.boxes) for sample in locations)]).astype(np.int64),
+        skipped.listed() if skipped else (),
     )
 
 
@@ -127,7 +147,9 @@ def signature(root: Path, paths: Iterable[Path]) -> str:
     digest = hashlib.sha256(_FORMAT.encode())
     for path in paths:
         status = path.stat()
-        digest.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        digest.update(
+            f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+        )
     return digest.hexdigest()
 
 
@@ -147,6 +169,7 @@ def index_shards(
     name: str,
     locate_samples: Callable[[Path, int], list[SampleLocation]],
     progress: Progress,
+    skipped: SkippedEntries | None = None,
 ) -> Index:
     """Index one split in the order of its files; `locate_samples` returns those of one file, given its number."""
 
@@ -155,22 +178,26 @@ def index_shards(
         for number, path in enumerate(shards):
             progress(f"index {name}", number, len(shards))
             samples += locate_samples(path, number)
-        return make_index(root, [path.name for path in shards], samples)
+        return make_index(root, [path.name for path in shards], samples, skipped)
 
     return load_or_build(root, name, signature(root, shards), build)
 
 
 def _cache_path(root: Path, name: str) -> Path:
-    key = hashlib.sha256(f"{root.resolve()}\0{name}".encode()).hexdigest()[:24]
+    key = hashlib.sha256(f"{root.resolve()}\0{name}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
     return device.cache_folder() / "indexes" / f"{key}.npz"
 
 
 def _pack(texts: Sequence[str]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer("\n".join(texts).encode("utf-8", "surrogateescape"), np.uint8)
+    return np.frombuffer("\0".join(texts).encode("utf-8", "surrogateescape"), np.uint8)
 
 
 def _unpack(packed: npt.NDArray[np.uint8]) -> tuple[str, ...]:
-    return tuple(packed.tobytes().decode("utf-8", "surrogateescape").split("\n"))
+    return tuple(packed.tobytes().decode("utf-8", "surrogateescape").split("\0"))
+
+
+def _load_json(packed: npt.NDArray[np.uint8]) -> Any:
+    return json.loads(_unpack(packed)[0])
 
 
 def _store(index: Index, path: Path, signature: str) -> None:
@@ -186,6 +213,7 @@ def _store(index: Index, path: Path, signature: str) -> None:
                 names=_pack(index.names),
                 boxes=index.boxes,
                 box_starts=index.box_starts,
+                skipped=_pack([json.dumps(index.skipped)]),
             )
 
 
@@ -203,6 +231,7 @@ def _load(path: Path, root: Path, signature: str) -> Index | None:
                 _unpack(stored["names"]),
                 stored["boxes"],
                 stored["box_starts"],
+                tuple((str(reason), int(count), str(first)) for reason, count, first in _load_json(stored["skipped"])),
             )
     except (OSError, ValueError, KeyError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error):
         return None

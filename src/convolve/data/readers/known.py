@@ -14,6 +14,7 @@ from convolve.data.readers.mnist import read_images, read_labels, read_npz
 from convolve.data.readers.tfrecord import read_examples
 from convolve.download import Progress
 from convolve.errors import DataError
+from convolve.files import open_regular
 
 _TFDS_VERSION = "3.0.1"
 _ZIP_MAGIC = b"PK"
@@ -115,7 +116,7 @@ def _read_npz_folder(folder: Path, entry: DatasetInfo, progress: Progress) -> Sp
 
 
 def _read_npz_file(path: Path, entry: DatasetInfo) -> Splits:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(2) != _ZIP_MAGIC:
             raise DataError(f"{path}: neither a folder nor an npz file; give one that contains {entry.name}")
     x_train, y_train, x_test, y_test = read_npz(path, limit=entry.limit)

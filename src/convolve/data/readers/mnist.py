@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from convolve.data.dataset import Images, Labels
 from convolve.errors import DataError
+from convolve.files import open_regular
 
 DEFAULT_LIMIT = 1 << 30
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -49,7 +50,7 @@ def pack_idx(values: Images | Labels) -> bytes:
 
 def _read(path: Path, dimensions: tuple[int, ...], limit: int) -> Images:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             packed = file.read(2) == _GZIP_MAGIC
             file.seek(0)
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
@@ -129,7 +130,7 @@ def read_npz(path: Path, *, limit: int = DEFAULT_LIMIT) -> tuple[Images, Labels,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's, about old headers; their values are checked here
         try:
-            with zipfile.ZipFile(path) as archive:
+            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 x_train, y_train, x_test, y_test = (_read_member(archive, path, name, limit) for name in MEMBERS)
         except DataError:
             raise

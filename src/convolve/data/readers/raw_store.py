@@ -13,6 +13,7 @@ import numpy.typing as npt
 from convolve.data.dataset import Images, Labels
 from convolve.data.loader.decoding import EncodedImages
 from convolve.errors import DataError
+from convolve.files import open_regular
 from convolve.rng import Indices
 
 FORMAT = "convolve raw store"
@@ -54,9 +55,11 @@ def open_raw(root: Path, split: str, classes: int) -> RawReader:
 def _map(path: Path) -> npt.NDArray[Any]:
     """Memory-map an array, copy-on-write: the file cannot be changed through it."""
     try:
+        open_regular(path).close()
         array: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it is an archive, not one array")
         return array
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot read ({error}); prepare the store again") from error
+    except Exception as error:  # numpy parses headers as Python text, which can fail in any way
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path}: cannot read ({reason}); prepare the store again") from error

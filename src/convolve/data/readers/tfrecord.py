@@ -24,6 +24,7 @@ from convolve.data.readers.index import Index, SampleLocation, index_shards
 from convolve.data.readers.mnist import DEFAULT_LIMIT
 from convolve.download import Progress
 from convolve.errors import DataError
+from convolve.files import read_regular
 
 Feature = list[bytes] | list[int] | list[float]
 _HEADER = 12
@@ -64,7 +65,7 @@ def read_records(path: Path, *, limit: int = DEFAULT_LIMIT) -> list[memoryview]:
         size = path.stat().st_size
         if size > limit:
             raise DataError(f"{path}: {size} bytes, more than the {limit} that are accepted")
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise DataError(f"{path}: cannot read ({error.strerror or error})") from error
     starts, lengths = _find_records(data, path)

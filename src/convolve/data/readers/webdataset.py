@@ -5,16 +5,20 @@ Members read: `jpg`, `jpeg`, `png` and other images, `cls` (the label as text) a
 """
 
 import json
+import math
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from convolve.data.dataset import Skipped
 from convolve.data.readers.image_folder import EXTENSIONS
-from convolve.data.readers.index import Index, SampleLocation, index_shards
+from convolve.data.readers.index import Index, SampleLocation, SkippedEntries, index_shards
 from convolve.download import Progress
 from convolve.errors import DataError
+from convolve.files import open_regular, read_regular
 
 METADATA = "metadata.json"
 _LARGEST_TEXT = 1 << 20
@@ -31,6 +35,12 @@ def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
     return (train, test) if train and test else (tars, [])
 
 
+def unused_shards(root: Path, used: Iterable[Path]) -> tuple[Skipped, ...]:
+    """Return the tars that belong to neither split."""
+    unused = sorted(set(root.glob("*.tar")) - set(used))
+    return (("tar of no split", len(unused), unused[0].name),) if unused else ()
+
+
 def _split_name(path: Path) -> str:
     return _SHARD_NUMBER.sub("", path.stem)
 
@@ -43,7 +53,7 @@ def read_metadata(root: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 64 * _LARGEST_TEXT:
             raise ValueError("it is too large")
-        metadata = json.loads(path.read_text(encoding="utf-8"))
+        metadata = json.loads(read_regular(path))
         if not isinstance(metadata, dict):
             raise ValueError("it must be an object")
     except (OSError, ValueError, RecursionError) as error:
@@ -53,21 +63,38 @@ def read_metadata(root: Path) -> dict[str, Any]:
 
 def index_tars(root: Path, shards: list[Path], split: str, progress: Progress) -> Index:
     """Index the samples of one split in the order of the shards."""
-    return index_shards(root, shards, f"tar {split}", locate_samples, progress)
+    skipped = SkippedEntries()
+    return index_shards(root, shards, f"tar {split}", partial(locate_samples, skipped=skipped), progress, skipped)
 
 
-def locate_samples(path: Path, number: int) -> list[SampleLocation]:
-    """Return the locations of the samples of one tar, which is file `number` of its index."""
-    samples = []
+def locate_samples(path: Path, number: int, skipped: SkippedEntries | None = None) -> list[SampleLocation]:
+    """Return the locations of the samples of one tar, which is file `number` of its index; count unused members."""
+    samples: dict[str, SampleLocation] = {}
+    skipped = SkippedEntries() if skipped is None else skipped
     try:
-        with tarfile.open(path, "r:") as archive:
-            for key, members in _group(archive, path):
-                samples.append(_read_sample(archive, path, number, key, members))
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for key, members in _group(archive, path, skipped):
+                if key in samples:
+                    raise _duplicate(path, key)
+                samples[key] = _read_sample(archive, path, number, key, members)
+                _count_unused(path, members, samples[key], skipped)
             _require_end(archive, path)
-    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a readable tar ({reason}); get an undamaged copy") from error
-    return samples
+    return list(samples.values())
+
+
+def _duplicate(path: Path, key: str) -> DataError:
+    return DataError(f"{path}: two samples have the key {key}; give each sample of a tar its own name")
+
+
+def _count_unused(
+    path: Path, members: dict[str, tarfile.TarInfo], sample: SampleLocation, skipped: SkippedEntries
+) -> None:
+    for ending, member in members.items():
+        if ending not in ("cls", "json") and member.offset_data != sample.offset:
+            skipped.add("member of a sample that is not read", f"{path.name}: {member.name}")
 
 
 def _require_end(archive: tarfile.TarFile, path: Path) -> None:
@@ -85,22 +112,46 @@ def require_length(root: Path, split: str, count: int) -> None:
         raise DataError(f"{root}: {count} samples of {split}, {METADATA} announces {announced}; get a complete copy")
 
 
-def _group(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+def _files(archive: tarfile.TarFile, path: Path, skipped: SkippedEntries) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """Yield the name and the data of each file in a tar; a hard link has the data of the earlier member it names."""
     size = path.stat().st_size
+    files: dict[str, tarfile.TarInfo] = {}
+    for member in archive:
+        target = member
+        if member.islnk():
+            if member.linkname not in files:
+                raise DataError(f"{path}: {member.name} links to {member.linkname}, which is not before it in the tar")
+            target = files[member.linkname]
+        elif not member.isreg():
+            if not member.isdir():
+                skipped.add("symbolic link or device in a tar", f"{path.name}: {member.name}")
+            continue
+        if target.issparse():
+            raise DataError(f"{path}: member {member.name} is sparse; pack the tar without --sparse")
+        if target.offset_data + target.size > size:
+            raise DataError(f"{path}: member {member.name} is cut off; get an undamaged copy")
+        files[member.name] = target
+        yield member.name, target
+
+
+def _group(
+    archive: tarfile.TarFile, path: Path, skipped: SkippedEntries
+) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
     current: dict[str, tarfile.TarInfo] = {}
     key = ""
-    for member in archive:
-        if not member.isreg():
-            continue
-        if member.offset_data + member.size > size:
-            raise DataError(f"{path}: member {member.name} is cut off; get an undamaged copy")
-        folder, _, base = member.name.rpartition("/")
+    for name, member in _files(archive, path, skipped):
+        folder, _, base = name.rpartition("/")
         stem, _, ending = base.partition(".")
+        if not stem:
+            skipped.add("hidden file", f"{path.name}: {name}")
+            continue
         sample = f"{folder}/{stem}" if folder else stem
         if current and sample != key:
             yield key, current
             current = {}
         key = sample
+        if ending.lower() in current:
+            raise _duplicate(path, key)
         current[ending.lower()] = member
     if current:
         yield key, current
@@ -118,7 +169,9 @@ def _read_sample(
     try:
         label = int(text)
         boxes = _read_boxes(metadata.get("bbox"))
-    except (TypeError, ValueError):
+        if abs(label) >= 2**31 or not all(math.isfinite(side) for box in boxes for side in box):
+            raise ValueError("too large")
+    except (TypeError, ValueError, LookupError, OverflowError):
         raise DataError(f"{path}: sample {key}: label {text!r:.40} or its bbox is not a number") from None
     return SampleLocation(number, image.offset_data, image.size, label, key, boxes)
 

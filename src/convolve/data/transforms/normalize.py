@@ -5,6 +5,7 @@ gets the input that it was trained on.
 """
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from convolve.errors import CheckpointError, ConfigError
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FIXED = {"unit": (0.0, 1.0), "symmetric": (0.5, 0.5)}
 _ONLY_CENTERED = (1 / 255,) * 3  # pixels keep their range of 255
+_LARGEST_SIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,14 @@ class Transform:
         """Return the transform of the plain values in a checkpoint."""
         try:
             mean, std = (tuple(float(x) for x in stored[key]) for key in ("mean", "std"))
-            return cls(int(stored["height"]), int(stored["width"]), mean, std, float(stored.get("crop_share", 1.0)))
-        except (AttributeError, KeyError, TypeError, ValueError):
+            height, width, crop = int(stored["height"]), int(stored["width"]), float(stored.get("crop_share", 1.0))
+            sizes = min(height, width) >= 1 and max(height, width) <= _LARGEST_SIDE and 0 < crop <= 1
+            if not sizes or len(mean) not in (1, 3) or len(std) != len(mean) or not all(map(isfinite, mean)):
+                raise ValueError("no such input")
+            if not all(0 < value < _LARGEST_SIDE for value in std):
+                raise ValueError("no standard deviation")
+            return cls(height, width, mean, std, crop)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise CheckpointError(
                 f"state.json: transform {stored!r:.80}: not a transform; use another checkpoint"
             ) from None

@@ -31,7 +31,7 @@ typedef struct {
 static int64_t read_extent(const char *path, const extent *from, uint8_t *target, int64_t capacity) {
     int64_t size = from->length < 0 ? capacity : from->length;
     if (size > capacity) return 0;
-    int handle = open(path, O_RDONLY | O_CLOEXEC);
+    int handle = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (handle < 0) return 0;
     int64_t count = pread(handle, target, (size_t)size, (off_t)from->offset);
     close(handle);

@@ -220,7 +220,7 @@ def test_tags_are_rejected(text):
 @pytest.mark.parametrize("option", SECTION_OF)
 def test_no_value_of_an_option_is_an_internal_error(option):
     for value in WRONG:
-        accepts(lambda value=value: resolve("lenet-digits", None, {option: value}).config.settled_optim())
+        accepts(lambda value=value: resolve("lenet-digits", None, {option: value}).config.resolved_optim())
 
 
 YAML = "name: mine\nbatch-size: 32\nlearning-rate: 0.01\ncolor-jitter: [0.1, 0.2, 0.3]\nlr-schedule: cosine\n"

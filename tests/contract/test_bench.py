@@ -39,7 +39,7 @@ def measure(capsys, name, given):
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_benchmark_config_says_what_the_line_said(name):
+def test_a_benchmark_config_has_the_options_of_its_command_line(name):
     values = resolve(name, None, {}).config.values()
     expected = {**COMMON, **LINES[name], "epochs": 2, "validation_mode": "none"}
     assert {knob: values[knob] for knob in expected} == expected

@@ -40,7 +40,7 @@ def players(tmp_path, **rates):
     return {name: [sys.executable, "-c", PLAYER, diary, name, str(rate)] for name, rate in rates.items()}
 
 
-def test_players_take_turns_and_the_first_round_does_not_count(turns, tmp_path, capsys):
+def test_programs_alternate_and_the_first_round_is_not_counted(turns, tmp_path, capsys):
     found = turns.take_turns(players(tmp_path, ours=4, other=2), rounds=2)
     diary = (tmp_path / "diary").read_text().splitlines()
     assert diary == ["ours 0", "other 0", "ours 1", "other 1", "ours 2", "other 2"]
@@ -49,7 +49,7 @@ def test_players_take_turns_and_the_first_round_does_not_count(turns, tmp_path, 
 
 
 @pytest.mark.parametrize(("bar", "held"), [(1.9, True), (2.0, True), (2.1, False)])
-def test_a_ratio_is_held_against_its_bar(turns, capsys, bar, held):
+def test_a_ratio_is_compared_with_its_target(turns, capsys, bar, held):
     rates = {"ours": (4, 6, 9), "other": (2, 3, 4)}
     found = {name: [{"images_per_second": rate} for rate in row] for name, row in rates.items()}
     assert turns.hold(found, "ours", {"other": bar}) is held
@@ -69,7 +69,7 @@ def test_a_player_that_dies_ends_the_benchmark_with_its_status(turns):
 
 
 @pytest.mark.parametrize(("plain", "ours"), [("resnet20", "resnet20-cifar"), ("resnet50", "resnet50")])
-def test_the_plain_networks_are_ours_in_size(turns, plain, ours):
+def test_the_plain_models_have_our_number_of_parameters(turns, plain, ours):
     from plain_networks import build
 
     network, shape, classes = build(plain)
@@ -78,7 +78,7 @@ def test_the_plain_networks_are_ours_in_size(turns, plain, ours):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_benchmark_says_what_it_is_and_how_it_is_called(script):
+def test_a_benchmark_documents_its_purpose_and_its_command(script):
     text = script.read_text(encoding="utf-8")
     assert re.match(r'(#!.*\n)?"""\S.*?\n\n    (python )?.*\.py', text, re.S) or "Usage:" in text
 

@@ -126,7 +126,7 @@ def test_describe_draws(capsys, tmp_path):
     assert (tmp_path / "model.svg").read_text().startswith("<svg")
 
 
-def test_configs_shows_where_a_value_comes_from(capsys, tmp_path):
+def test_configs_shows_the_origin_of_a_value(capsys, tmp_path):
     own = tmp_path / "mine.yml"
     own.write_text("mine:\n  base: lenet-bn-mnist\n  seed: 4\n")
     _, last = call(capsys, "configs", "mine", "--config-path", own, "--json")

@@ -46,12 +46,12 @@ def list_blocks(options):
 
 
 @pytest.mark.parametrize("name", list(shipped()))
-def test_the_network_of_a_shipped_config_can_be_made_at_its_own_size_and_be_split_where_it_says(name):
+def test_the_model_of_a_shipped_config_can_be_built_at_full_size_and_split_at_its_split_points(name):
     config = resolve(name).config
     assert set(config.parallel.pipeline_splits) <= {"auto", *list_blocks(config.model.model_dump_json())}
 
 
-def test_every_config_says_what_it_is_and_no_name_is_used_twice():
+def test_every_config_has_a_summary_and_a_unique_name():
     entries = list(shipped().values())
     names = [name for entry in entries for name in (entry.name, *entry.also)]
     assert len(names) == len(set(names))
@@ -96,7 +96,7 @@ def test_made_up_data_train(kind, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["after", "during", "none"])
-def test_a_validation_mode_decides_what_is_validated(mode, tmp_path):
+def test_the_validation_mode_selects_the_checkpoints_to_validate(mode, tmp_path):
     given = {"epochs": 2, "validation_mode": mode, "run_dir": tmp_path / "run", "threads": 1, **PLAIN}
     report = session.train(resolve("lenet-digits", None, given).config, SilentConsole())
     rows = (report.run_dir / "validation.csv").read_text().splitlines()[1:]

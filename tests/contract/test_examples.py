@@ -138,14 +138,14 @@ def test_the_paddle_scripts_train_draw_and_recognize_a_three(script, tmp_path):
     assert script("paddle/infer_with_ipu.sh", "--img", "absent.png").returncode == 1
 
 
-def test_the_graphcore_benchmark_tells_its_throughput(script):
+def test_the_graphcore_benchmark_prints_its_throughput(script):
     small = [*SMALL_RESNET, "--model", "resnet11-cifar", "--groups", "4"]
     done = script("graphcore/benchmark.sh", "resnet50", "m2000", *small)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^throughput: \d+\.\d+ img/sec$", done.stdout, re.M)
 
 
-def test_mlperf_is_timed_and_wrong_sizes_are_refused(script):
+def test_mlperf_is_timed_and_wrong_sizes_are_rejected(script):
     small = [*SMALL_RESNET, "--model", "resnet11-cifar", "--epochs-per-ckpt", "none"]
     done = script("graphcore/run_and_time.sh", "16", "5", "host", "partition", "server", "mask", *small)
     assert done.returncode == 0, done.stderr

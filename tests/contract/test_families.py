@@ -23,11 +23,11 @@ def test_help_shows_the_options_of_a_family_first(capsys):
     assert "--widenet" in read_help(capsys)
 
 
-def test_help_tells_what_differs_on_small_images(capsys):
+def test_help_shows_defaults_that_differ_on_small_images(capsys):
     assert "[32, 16 on small images]" in read_help(capsys, "--model=resnet20-cifar")
 
 
-def test_a_schedule_is_drawn_and_told(capsys):
+def test_a_schedule_is_drawn_and_described(capsys):
     assert dispatch(["describe", "mk2_resnet50_gn_16ipus", "--schedule"]) == 0
     assert "cosine, peak 0.5, 65 epochs, global batch 1,024" in capsys.readouterr().out
     dispatch(["describe", "resnet50-imagenet-poly-16", "--schedule", "--json"])
@@ -81,6 +81,6 @@ def test_a_mistake_is_one_clear_line_before_any_work(arguments, message, tmp_pat
     assert not any(tmp_path.iterdir())
 
 
-def test_a_momentum_that_is_no_number_is_refused():
+def test_a_momentum_that_is_no_number_is_rejected():
     with pytest.raises(ConfigError, match="--batchnorm-momentum much: must be a number"):
         translate(["--batchnorm-momentum", "much"])

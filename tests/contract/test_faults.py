@@ -35,7 +35,7 @@ def test_a_fault_that_was_not_survived_does_not_count():
     assert add_up([report(properties)])[KIND] <= 2
 
 
-def test_a_loop_that_is_left_early_counts_only_what_it_finished():
+def test_a_loop_that_ends_early_counts_only_finished_attempts():
     properties = []
     for number in Ledger(properties).each(KIND, range(10)):
         if number == 4:
@@ -57,7 +57,7 @@ def test_other_properties_stay_and_other_phases_of_a_test_do_not_count():
     assert add_up([report(properties), report(properties)]) == {KIND: 2}
 
 
-def test_what_was_tried_too_seldom_is_found_and_the_table_has_every_kind():
+def test_faults_with_too_few_attempts_are_listed_and_the_table_has_every_kind():
     done = add_up([report([(f"fault: {kind}", count) for kind, (count, _) in PROMISED.items()])])
     assert find_missing(done) == []
     done[KIND] -= 1

@@ -54,7 +54,7 @@ NAMES = [f"{page}-{verb}-{option.split()[0].lstrip('-')}" for page, verb, option
 
 
 @pytest.mark.parametrize(("page", "verb", "option", "ours", "reason"), CASES, ids=NAMES)
-def test_an_option_of_a_table_becomes_what_its_row_says(page, verb, option, ours, reason):
+def test_an_option_of_a_table_is_translated_as_its_row_documents(page, verb, option, ours, reason):
     if ours == "not offered":
         with pytest.raises(ConfigError) as refusal:
             translated(verb, option)

@@ -35,7 +35,7 @@ def test_a_slow_leak_is_found_under_the_wobble(soak):
     assert soak.judge("one", found, 0.02) == [f"one: memory grew by {found.growth:.1%}, more than 2.0%"]
 
 
-def test_what_fills_up_at_the_beginning_is_left_out(soak):
+def test_memory_that_fills_up_at_the_start_is_not_counted(soak):
     start = np.concatenate([np.linspace(100, 300, 100), np.full(600, 300.0)])
     assert soak.judge("one", readings(soak, start).settled(), 0.02) == []
 

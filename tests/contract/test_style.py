@@ -83,7 +83,7 @@ def is_example(file: Path) -> bool:
     return any(file.as_posix().endswith(name) for name in SPELLING_EXAMPLES)
 
 
-def test_the_patterns_find_what_they_look_for():
+def test_the_patterns_match_forbidden_text():
     examples = (
         "nobody whoever told tells settle settled verdict rhythm tally knob mend goes on the own of its own left out "
         "adds up came to rooms optimiser grey"

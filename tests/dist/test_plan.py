@@ -14,7 +14,7 @@ RUN = ["--iterations", 20, "--validation-mode", "none", "--no-checkpoints", "--n
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def busy_share(seconds=1.0):
+def busy_fraction(seconds=1.0):
     """The share of all cores' time that others use right now."""
 
     def read():
@@ -29,7 +29,7 @@ def busy_share(seconds=1.0):
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_a_predicted_step_takes_about_as_long_as_a_real_one(command, replicas, tmp_path):
     """Processes have one thread each. Beyond the number of cores they take turns, which the plan knows."""
-    if (busy := busy_share()) > 0.2:
+    if (busy := busy_fraction()) > 0.2:
         pytest.skip(f"others use {busy:.0%} of the cores; a prediction for quiet ones cannot be checked")
     cores = len(os.sched_getaffinity(0))
     layout = ["--replicas", replicas, "--json"]

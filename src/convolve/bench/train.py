@@ -15,7 +15,7 @@ Winograd convolutions count as direct ones, so the fraction measures useful work
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,17 +123,18 @@ class _StepTimer:
     """Callback that measures each step."""
 
     device: torch.device
+    clock: Callable[[], float]
     seconds: list[float] = field(default_factory=list)
     started: float = 0.0
     timed: bool = True
 
     def start(self) -> None:
         self.seconds = []
-        self.started = time.perf_counter()
+        self.started = self.clock()
 
     def on_step_end(self, event: StepEvent) -> None:
         device.synchronize(self.device)
-        now = time.perf_counter()
+        now = self.clock()
         self.seconds.append(now - self.started)
         self.started = now
 
@@ -167,13 +168,14 @@ class BenchRun:
     runs: list[_Run] = field(default_factory=list)
     matmul_flops: float = 0.0
     run_steps: int = 1
+    clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
         config, topology = self.config, self.parts.collectives.topology
         sizes = (config.optim.batch_size, config.global_batch_size)
         shard = ReplicaShard(topology.replica, topology.replicas)
         self._batches = self.loader.step_batches(config.run.seed, 0, *sizes, shard)
-        self._timer = _StepTimer(self.data.device)
+        self._timer = _StepTimer(self.data.device, self.clock)
 
     def train(self, steps: int) -> _Run:
         """Train for some steps."""

@@ -13,7 +13,7 @@ from convolve.loggers.base import SilentConsole
 from digit_runs import digits_config
 
 
-def test_policies_are_said_in_words():
+def test_a_policy_is_a_name_with_modifiers():
     assert parse_policy("16.16:bf16:nearest") == {
         "precision": "16.16", "half_type": "bf16", "stochastic_rounding": False,
     }  # fmt: skip
@@ -58,7 +58,7 @@ def make(name, accuracy, curve, **given):
         ),
     ],
 )
-def test_the_verdict_is_one_sentence(other, words):
+def test_the_conclusion_is_one_sentence(other, words):
     verdict = conclude([make("32.32", 0.99, 0.1), other], points=0.15)
     assert words in verdict and verdict.count(".") >= 1 and "\n" not in verdict
 
@@ -75,7 +75,7 @@ def stalled(tmp_path_factory):
     return align.align(config, plan, folder / "out", SilentConsole())
 
 
-def test_without_stochastic_rounding_a_small_rate_stalls_and_align_says_so(stalled):
+def test_without_stochastic_rounding_a_small_rate_stalls_and_align_reports_it(stalled):
     reference, stochastic, nearest = stalled.candidates
     assert stochastic.lost_updates < 0.1 < 0.4 < nearest.lost_updates
     falls = [one.curve[0][1] - one.curve[-1][1] for one in stalled.candidates]
@@ -84,7 +84,7 @@ def test_without_stochastic_rounding_a_small_rate_stalls_and_align_says_so(stall
     assert "16.16:nearest stalls: " in stalled.conclusion and "16.16 stalls" not in stalled.conclusion
 
 
-def test_align_names_the_first_parting_and_every_layer(stalled):
+def test_align_names_the_first_divergence_and_every_layer(stalled):
     nearest = stalled.candidates[2]
     assert (nearest.first_divergence.step, nearest.first_divergence.kind) == (1, "update")
     kinds = {(one.kind, one.layer) for one in nearest.layers}
@@ -94,7 +94,7 @@ def test_align_names_the_first_parting_and_every_layer(stalled):
     assert nearest.survey["conv1/forward"]["underflow_share"] < 0.01
 
 
-def test_the_report_is_written_as_json_and_as_a_page_of_its_own(stalled):
+def test_the_report_is_written_as_json_and_as_a_self_contained_page(stalled):
     content = json.loads((stalled.folder / "align.json").read_text())
     assert content["verdict"] == stalled.conclusion and len(content["candidates"]) == 3
     page = stalled.page.read_text()

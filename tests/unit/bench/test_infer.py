@@ -60,13 +60,13 @@ def test_eight_bits_are_calibrated_and_near(capsys, run_folder):
     assert 0 < speed["variants"]["int8"]["largest_difference"] < 0.2
 
 
-def test_any_network_is_measured_on_generated_images(capsys):
+def test_any_model_is_measured_on_generated_images(capsys):
     words = ("--model", "resnet8-cifar", "--dataset", "cifar10", "--variants", "eager", "--batch-sizes", "2")
     speed = call(capsys, "bench", "infer", *words)
     assert speed["input_shape"] == [3, 32, 32] and speed["rows"][0]["variant"] == "eager"
 
 
-def test_a_variant_that_cannot_be_made_is_explained_or_refused(monkeypatch):
+def test_a_variant_that_cannot_be_built_is_skipped_with_a_reason_or_rejected_if_named(monkeypatch):
     def fail(subject, folder):
         raise ConvolveError("no compiler here")
 
@@ -77,7 +77,7 @@ def test_a_variant_that_cannot_be_made_is_explained_or_refused(monkeypatch):
         infer.bench_infer(subject(), SilentConsole(), variants=("aoti",), batch_sizes=(1,), seconds=0.01)
 
 
-def test_nothing_to_fold_is_said():
+def test_a_model_without_batch_norm_cannot_be_folded():
     with pytest.raises(ConvolveError, match="no batch norm that could be folded"):
         infer.bench_infer(subject(model="lenet5"), SilentConsole(), variants=("folded",), seconds=0.01)
 
@@ -100,7 +100,7 @@ def test_a_wrong_variant_is_no_result(monkeypatch):
         (["somewhere", "--model", "lenet5"], "already set by somewhere; omit it"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(words, reason):
+def test_invalid_options_are_one_line(words, reason):
     with pytest.raises(ConfigError, match=reason):
         dispatch(["bench", "infer", *words])
 

@@ -38,7 +38,7 @@ def test_figures_are_those_of_their_definitions():
     assert [times.quantile(fraction) for fraction in (0.5, 0.99, 0.999)] == pytest.approx([501, 991, 1000])
 
 
-def test_variants_take_turns_and_the_first_call_is_dropped(clock):
+def test_variants_alternate_and_the_first_call_is_dropped(clock):
     works = {name: clock.work(name, 0.015) for name in "ab"}
     times = time_alternating(works, seconds=4 * TURN_SECONDS, clock=clock)
     turn_calls, turns = 4, 4  # 4 calls of 15 ms fill a turn of 50 ms; 4 turns of 60 ms fill 200 ms of each
@@ -48,7 +48,7 @@ def test_variants_take_turns_and_the_first_call_is_dropped(clock):
         assert measured.milliseconds == pytest.approx([15] * (turn_calls - 1) * turns)
 
 
-def test_work_that_is_slower_than_a_turn_is_counted_whole(clock):
+def test_work_that_is_slower_than_a_turn_is_counted_completely(clock):
     times = time_alternating({"slow": clock.work("slow", 1.2 * TURN_SECONDS)}, seconds=0.01, clock=clock)
     assert len(clock.calls) == 1 + MIN_TURNS == 1 + len(times["slow"].milliseconds)
 

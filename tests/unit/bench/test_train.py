@@ -1,7 +1,9 @@
-"""`convolve bench train` measures the real training, counts what it says, and compares fairly."""
+"""`convolve bench train` measures real training steps, counts them as documented, and compares two configs in turns."""
 
 import json
 import re
+from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -35,7 +37,7 @@ def digits(**given):
     return resolve("lenet-digits", None, {"threads": 1, "warmup_epochs": 0, **given}).config
 
 
-def contestant(tmp_path, **given):
+def bench_run(tmp_path, **given):
     device.configure(1)
     return open_bench_run(digits(**given), tmp_path, SilentConsole(), SingleProcess())
 
@@ -57,28 +59,28 @@ def test_the_json_has_the_documented_keys_and_they_fit_together(capsys):
     assert speed["precision"] == "32.32" and speed["execution"] == "plain" and speed["operators"] == []
 
 
-def test_the_work_counted_is_that_of_the_network(tmp_path):
-    one = contestant(tmp_path)
-    assert one.multiply_adds == summarize("lenet-bn", one.state.model).multiply_adds > 1e6
+def test_multiply_adds_are_those_of_the_model(tmp_path):
+    run = bench_run(tmp_path)
+    assert run.multiply_adds == summarize("lenet-bn", run.state.model).multiply_adds > 1e6
 
 
 def test_the_steps_measured_are_those_of_a_training(tmp_path, train_digits):
-    """After as many steps the weights are the same, bit for bit: nothing is left out of the step, and nothing added."""
-    one = contestant(tmp_path / "bench", iterations=7, run_dir=tmp_path / "unused")
+    """After as many steps the weights are the same, bit for bit: a measured step neither omits nor adds work."""
+    run = bench_run(tmp_path / "bench", iterations=7, run_dir=tmp_path / "unused")
     for steps in (3, 1, 3):
-        one.train(steps)
+        run.train(steps)
     report = session.train(digits(iterations=7, run_dir=tmp_path / "run", report=False, curves=False), SilentConsole())
-    assert one.state.step == report.steps == 7
+    assert run.state.step == report.steps == 7
     from convolve.checkpoint.store import choose_checkpoint
     from convolve.runs.load import load_trained
 
     trained = load_trained(choose_checkpoint(tmp_path / "run")).model
-    assert torch.equal(weights(one.state.model), weights(trained))
+    assert torch.equal(weights(run.state.model), weights(trained))
 
 
 def test_a_run_has_its_steps_also_across_the_end_of_an_epoch(tmp_path):
-    one = contestant(tmp_path, batch_size=400)  # 1,500 digits: three full batches and a short one
-    found = [one.train(3) for _ in range(3)]
+    run = bench_run(tmp_path, batch_size=400)  # 1,500 digits: three full batches and a short one
+    found = [run.train(3) for _ in range(3)]
     assert [len(run.seconds) for run in found] == [3, 3, 3]
     assert [run.samples for run in found] == [1200, 300 + 800, 400 + 300 + 400]
 
@@ -89,20 +91,21 @@ def test_steps_and_samples_translate_exactly():
     assert run_samples(config, 1500) == 3400
 
 
-def test_without_a_number_of_steps_a_run_takes_about_a_second(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "RUN_SECONDS", 0.1)
-    one = contestant(tmp_path)
-    one.warm_up(BenchPlan(warmup=3))
-    seconds = sum(one.train(one.run_steps).seconds)
-    assert 0.01 < seconds < 2
+@pytest.mark.parametrize(("plan", "steps"), [(BenchPlan(warmup=3), 4), (BenchPlan(warmup=0), 4), (FEW, 2)])
+def test_without_a_number_of_steps_a_run_has_as_many_as_fill_a_second(tmp_path, plan, steps):
+    """Every step takes a quarter of a second on this clock."""
+    run = replace(bench_run(tmp_path), clock=count(0.0, 0.25).__next__)
+    run.warm_up(plan)
+    assert run.run_steps == steps
+    assert run.train(3).seconds == (0.25,) * 3
 
 
-def test_one_run_alone_counts_and_says_so():
+def test_a_single_run_is_counted_and_marked():
     speed = train.bench_train(digits(), SilentConsole(), BenchPlan(warmup=0, repeats=1, run_steps=2))
     assert speed.first_excluded is False and speed.steps == 2 and len(speed.runs) == 1
 
 
-def test_two_configs_take_turns_and_the_ratio_lies_in_its_spread(capsys):
+def test_two_configs_alternate_and_the_ratio_is_within_its_range(capsys):
     found = call(capsys, "--config", "lenet-digits", "--compare-with", "batch-size=64", "model=lenet5")
     assert (found["model"], found["batch_size"]) == ("lenet-bn", 32)
     assert (found["other"]["model"], found["other"]["batch_size"]) == ("lenet5", 64)
@@ -119,8 +122,6 @@ def test_options_of_the_command_line_hold_for_both_configs(capsys):
 
 def test_the_first_pair_of_runs_does_not_count_in_a_ratio():
     ours, other = (train.bench_train(digits(), SilentConsole(), FEW) for _ in range(2))
-    from dataclasses import replace
-
     comparison = compare_speeds(
         replace(ours, runs=(1.0, 30.0, 40.0, 90.0)), replace(other, runs=(99.0, 10.0, 10.0, 10.0))
     )
@@ -137,7 +138,7 @@ def test_a_comparison_in_words_names_the_ratio(capsys):
 
 
 @pytest.mark.parametrize("kind", ["--generated-data", "--synthetic-data"])
-def test_made_up_data_do(capsys, kind):
+def test_random_data_are_accepted(capsys, kind):
     speed = call(capsys, "--model", "resnet8-cifar", "--dataset", "digits", "--batch-size", "4", kind)
     assert speed["model"] == "resnet8-cifar" and speed["images_per_second"] > 0
 
@@ -151,12 +152,12 @@ def test_a_profile_is_a_chrome_trace_and_names_operators(capsys, tmp_path):
     speed = call(capsys, "--config", "lenet-digits", "--kernels", "torch", "--profile", tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert any("convolution" in event.get("name", "") for event in trace["traceEvents"])
-    shares = [one["share"] for one in speed["operators"]]
-    assert shares == sorted(shares, reverse=True) and 0.5 < sum(shares) <= 1
+    fractions = [one["share"] for one in speed["operators"]]
+    assert fractions == sorted(fractions, reverse=True) and 0.5 < sum(fractions) <= 1
     assert any("conv" in one["name"] for one in speed["operators"])
 
 
-def test_a_profile_in_a_folder_that_is_not_there_is_refused_before_measuring(tmp_path, monkeypatch):
+def test_a_profile_in_a_missing_folder_is_rejected_before_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "measure_matmul", lambda: pytest.fail("it measured"))
     with pytest.raises(ConvolveError, match="does not exist; create it"):
         train.bench_train(digits(), SilentConsole(), FEW, tmp_path / "absent" / "trace.json")

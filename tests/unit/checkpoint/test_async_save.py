@@ -32,7 +32,7 @@ class SlowStore(Store):
         return super().save(snapshot)
 
 
-def test_the_next_step_cannot_reach_what_is_being_written(tmp_path):
+def test_the_next_step_does_not_change_the_saved_copy(tmp_path):
     store = SlowStore(tmp_path)
     saver = AsyncSaver(store)
     taken = snapshot(1, 1.0)
@@ -42,7 +42,7 @@ def test_the_next_step_cannot_reach_what_is_being_written(tmp_path):
     assert stored(saver.poll(wait=True)).tolist() == [1.0] * 3
 
 
-def test_a_save_is_told_once_and_only_when_it_is_there(tmp_path):
+def test_a_save_is_reported_once_after_it_completes(tmp_path):
     store = SlowStore(tmp_path)
     saver = AsyncSaver(store)
     assert saver.poll(wait=True) is None
@@ -53,7 +53,7 @@ def test_a_save_is_told_once_and_only_when_it_is_there(tmp_path):
     assert saver.poll(wait=True) is None
 
 
-def test_there_is_one_save_at_a_time_and_checkpoints_appear_in_order(tmp_path):
+def test_one_save_is_in_progress_at_a_time_and_checkpoints_appear_in_order(tmp_path):
     store = SlowStore(tmp_path)
     saver = AsyncSaver(store)
     saver.save(snapshot(1), best=False)
@@ -76,7 +76,7 @@ def test_the_best_is_marked(tmp_path):
     assert store.best is not None and store.best.name == "step-000000001"
 
 
-def test_a_failed_save_is_told_in_one_line_and_the_next_one_may_succeed(tmp_path):
+def test_a_failed_save_is_one_line_and_the_next_one_may_succeed(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.write_text("a file where a folder should be")
     saver = AsyncSaver(Store.open(folder, keep=None))
@@ -89,7 +89,7 @@ def test_a_failed_save_is_told_in_one_line_and_the_next_one_may_succeed(tmp_path
     assert saver.poll(wait=True) == folder / "step-000000002"
 
 
-def test_a_process_that_ends_writes_what_it_began(tmp_path):
+def test_a_process_that_exits_completes_its_last_save(tmp_path):
     script = """
 import sys, torch
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_a_pickle_that_would_run_code_is_rejected_and_does_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["state_dict", "model_state_dict", "model", "state_dict_ema"])
-def test_weights_are_found_where_scripts_keep_them(place):
+def test_weights_are_found_under_the_keys_of_training_scripts(place):
     assert find_tensors({"epoch": 1, place: WEIGHTS}) == WEIGHTS
 
 

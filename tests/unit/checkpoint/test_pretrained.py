@@ -45,7 +45,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_own_names_come_back_bit_for_bit(tmp_path, prefix):
+def test_our_names_are_loaded_bit_for_bit(tmp_path, prefix):
     source, target = build("resnet8-cifar", seed=1), build("resnet8-cifar", seed=2)
     tensors = {prefix + name: tensor for name, tensor in source.state_dict().items()}
     report = load_pretrained(target, store(tmp_path / "w.safetensors", tensors))
@@ -100,7 +100,7 @@ def test_surplus_and_misshaped_weights_are_named(tmp_path):
         load_pretrained(gray, store(tmp_path / "b.safetensors", state))
 
 
-def test_a_pickle_is_refused_and_the_way_out_named(tmp_path):
+def test_a_pickle_is_rejected_with_the_command_that_converts_it(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="convert it first: convolve convert"):
         load_pretrained(build("resnet8-cifar"), tmp_path / "w.pth")

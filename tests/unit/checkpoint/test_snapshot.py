@@ -43,7 +43,7 @@ def make_bytes(count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4)], ids=["0-dim", "empty", "3-dim"])
-def test_every_dtype_and_shape_comes_back_bit_for_bit(
+def test_every_dtype_and_shape_is_restored_bit_for_bit(
     dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     raw = make_bytes(math.prod(shape) * torch.empty(0, dtype=dtype).element_size())
@@ -54,7 +54,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(
     assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-def test_values_that_are_not_finite_and_negative_zero_come_back(tmp_path: Path) -> None:
+def test_non_finite_values_and_negative_zero_are_restored(tmp_path: Path) -> None:
     tensor = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
     back = round_trip(Snapshot({"model": {"x": tensor}}, {"step": 1}), tmp_path).tensors["model"]["x"]
     assert torch.equal(back.view(torch.int32), tensor.view(torch.int32))
@@ -83,7 +83,7 @@ def test_loaded_tensors_can_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "parts", [[], ["model"], ["model", "optimizer"], list(PARTS)], ids=lambda parts: "+".join(parts)
 )
-def test_absent_parts_are_not_there(parts: list[str], tmp_path: Path) -> None:
+def test_absent_parts_are_not_written(parts: list[str], tmp_path: Path) -> None:
     tensors = {part: {f"{part}.x": torch.ones(2)} for part in parts}
     path = Store.open(tmp_path, keep=None).save(Snapshot(tensors, {"step": 1}))
     assert set(load(path).tensors) == set(parts)
@@ -92,7 +92,7 @@ def test_absent_parts_are_not_there(parts: list[str], tmp_path: Path) -> None:
     }
 
 
-def test_state_comes_back_equal_to_the_last_bit(tmp_path: Path) -> None:
+def test_state_is_restored_to_the_last_bit(tmp_path: Path) -> None:
     state = {
         "step": 7,
         "samples": 2**60,
@@ -125,7 +125,7 @@ def test_the_manifest_has_the_sha256_and_size_of_each_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("step", [None, -1, True, 1.0, "1"], ids=repr)
-def test_a_state_without_a_whole_step_is_refused(step: object, tmp_path: Path) -> None:
+def test_a_state_without_an_integer_step_is_rejected(step: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"step={step!r}"):
         Store.open(tmp_path, keep=None).save(Snapshot({}, {"step": step}))
 
@@ -139,17 +139,17 @@ def test_a_state_without_a_whole_step_is_refused(step: object, tmp_path: Path) -
         ({"step": 1, "x": {1, 2}}, "cannot be stored as JSON"),
     ],
 )
-def test_a_state_that_would_not_come_back_is_refused(state: dict[str, object], words: str) -> None:
+def test_a_state_that_json_cannot_hold_is_rejected(state: dict[str, object], words: str) -> None:
     with pytest.raises(CheckpointError, match=words.replace("(", r"\(")):
         encode(Snapshot({}, state))
 
 
-def test_an_unknown_part_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_part_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(CheckpointError, match="'optimiser'.*did you mean optimizer"):
         encode(Snapshot({"optimiser": {}}, {"step": 1}))
 
 
-def test_a_tensor_that_safetensors_cannot_hold_is_refused_in_one_line() -> None:
+def test_a_tensor_that_safetensors_cannot_hold_is_rejected_in_one_line() -> None:
     with pytest.raises(CheckpointError, match="part 'model' cannot be stored") as caught:
         encode(Snapshot({"model": {"x": torch.ones(2, 2).to_sparse()}}, {"step": 1}))
     assert "\n" not in str(caught.value)

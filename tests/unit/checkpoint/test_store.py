@@ -85,7 +85,7 @@ def test_saving_another_content_for_a_step_replaces_it(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000000001"]
 
 
-def test_saving_over_a_damaged_step_mends_it(tmp_path: Path) -> None:
+def test_saving_over_a_damaged_step_repairs_it(tmp_path: Path) -> None:
     store = Store.open(tmp_path, keep=None)
     path = store.save(make(1))
     (path / "model.safetensors").write_bytes(b"gone")
@@ -132,7 +132,7 @@ def test_only_a_checkpoint_of_the_store_can_be_its_best(tmp_path: Path) -> None:
             store.mark_best(path)
 
 
-def test_a_mark_that_names_no_checkpoint_is_refused_and_one_that_is_deleted_is_none(tmp_path: Path) -> None:
+def test_an_invalid_best_mark_is_rejected_and_that_of_a_deleted_checkpoint_is_none(tmp_path: Path) -> None:
     (tmp_path / "best.txt").write_text("../../etc")
     with pytest.raises(CheckpointError, match="best.txt.*delete"):
         Store.open(tmp_path, keep=2)
@@ -140,7 +140,7 @@ def test_a_mark_that_names_no_checkpoint_is_refused_and_one_that_is_deleted_is_n
     assert Store.open(tmp_path, keep=2).best is None
 
 
-def test_the_checkpoint_just_saved_is_never_pruned_by_later_steps_that_are_there(tmp_path: Path) -> None:
+def test_the_checkpoint_just_saved_is_never_pruned_if_later_steps_exist(tmp_path: Path) -> None:
     store = Store.open(tmp_path, keep=None)
     for step in (10, 20, 30):
         store.save(make(step))
@@ -173,7 +173,7 @@ def test_leftovers_of_dead_processes_are_swept_and_those_of_living_ones_stay(tmp
     assert names(tmp_path) == [".mine", f".tmp-4-{living}", "step-000000001"]
 
 
-def test_a_checkpoint_set_aside_by_a_dead_process_comes_back_unless_it_was_replaced(tmp_path: Path) -> None:
+def test_a_checkpoint_set_aside_by_a_dead_process_is_restored_unless_it_was_replaced(tmp_path: Path) -> None:
     store = Store.open(tmp_path, keep=None)
     dead = find_dead_pid()
     store.save(make(1)).rename(tmp_path / f".old-1-{dead}")
@@ -194,7 +194,7 @@ def test_find_takes_a_run_a_checkpoints_folder_or_one_checkpoint(tmp_path: Path)
     assert find_checkpoints(moved) == [moved] and load(moved).step == 1
 
 
-def test_find_and_load_say_what_to_give_when_there_is_nothing(tmp_path: Path) -> None:
+def test_find_and_load_name_the_expected_folder_if_nothing_is_found(tmp_path: Path) -> None:
     for act in (find_checkpoints, load):
         with pytest.raises(CheckpointError, match="no such folder; give a run folder"):
             act(tmp_path / "none")
@@ -205,13 +205,13 @@ def test_find_and_load_say_what_to_give_when_there_is_nothing(tmp_path: Path) ->
         find_checkpoints(tmp_path)
 
 
-def test_one_file_of_a_checkpoint_is_answered_with_its_folder(tmp_path: Path) -> None:
+def test_the_error_for_one_file_of_a_checkpoint_names_its_folder(tmp_path: Path) -> None:
     path = Store.open(tmp_path, keep=None).save(make(1))
     with pytest.raises(CheckpointError, match=f"give its folder, {path}"):
         find_checkpoints(path / "model.safetensors")
 
 
-def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(CheckpointError, match="step-000000001: cannot write") as caught:
         Store.open(tmp_path / "run" / "checkpoints", keep=2).save(make(1))

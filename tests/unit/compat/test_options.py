@@ -42,12 +42,12 @@ from convolve.errors import ConfigError
         (["run", "a_b.png", "--", "--use_ipu"], ["run", "a_b.png", "--", "--use_ipu"]),
     ],
 )
-def test_an_old_spelling_means_ours(old, ours):
+def test_an_old_option_is_translated_to_ours(old, ours):
     assert translate(old) == ours
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_dead_option_is_refused_with_its_reason(name):
+def test_an_option_without_a_use_is_rejected_with_its_reason(name):
     with pytest.raises(ConfigError) as caught:
         translate([f"--{name.replace('-', '_')}", "1"])
     assert str(caught.value) == f"--{name} is not offered: {REFUSED[name]}"
@@ -65,5 +65,5 @@ def test_unknown_strategies_and_steps_are_rejected():
         translate(["--steps", "many"])
 
 
-def test_no_renamed_option_is_also_refused():
+def test_no_renamed_option_is_also_rejected():
     assert not set(RENAMED) & set(REFUSED)

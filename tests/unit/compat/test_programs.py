@@ -26,18 +26,18 @@ def test_an_old_option_becomes_a_flag_or_an_argument_in_its_place(verb, old, our
 
 
 @pytest.mark.parametrize("option", ["--model", "--no-stochastic-rounding", "--num_ipus", "--config", "--batch-norm"])
-def test_a_training_option_is_refused_where_the_checkpoint_has_it(option):
+def test_a_training_option_is_rejected_if_the_checkpoint_contains_it(option):
     with pytest.raises(ConfigError) as caught:
         translate_program("validate", ["runs/a", option, "1"])
     assert str(caught.value).endswith(f"is not offered by convolve validate: {STORED}")
 
 
 @pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, one in PROGRAMS.items() for name in one.refused])
-def test_an_option_without_a_counterpart_is_refused_with_its_reason(verb, name):
+def test_an_option_without_a_counterpart_is_rejected_with_its_reason(verb, name):
     with pytest.raises(ConfigError) as caught:
         translate_program(verb, [f"--{name}", "1"])
     assert str(caught.value) == f"--{name} is not offered by convolve {verb}: {PROGRAMS[verb].refused[name]}"
 
 
-def test_an_option_that_nobody_knows_is_left_to_the_parser():
+def test_an_unknown_option_is_left_to_the_parser():
     assert translate_program("validate", ["runs/a", "--jsn"]) == ["runs/a", "--jsn"]

@@ -56,10 +56,10 @@ def test_the_global_batch_is_the_product_of_micro_batch_accumulation_and_replica
 
 def test_rates_given_as_exponents_scale_with_the_global_batch():
     options = {"batch_size": 16, "gradient_accumulation_count": 2, "replicas": 4}
-    optim = build({**options, "base_learning_rate_exponent": -8, "rmsprop_base_decay_exp": -10}).settled_optim()
+    optim = build({**options, "base_learning_rate_exponent": -8, "rmsprop_base_decay_exp": -10}).resolved_optim()
     assert optim.learning_rate == 128 / 256
     assert optim.rmsprop_decay == 1 - 128 / 1024
-    plain = build({**options, "learning_rate": 0.3, "rmsprop_decay": 0.9}).settled_optim()
+    plain = build({**options, "learning_rate": 0.3, "rmsprop_decay": 0.9}).resolved_optim()
     assert (plain.learning_rate, plain.rmsprop_decay) == (0.3, 0.9)
 
 

@@ -20,7 +20,7 @@ def every_cut(blocks, stages):
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
-def test_no_other_cut_has_a_cheaper_costliest_stage(costs, stages):
+def test_no_other_split_has_a_cheaper_most_expensive_stage(costs, stages):
     stages = min(stages, len(costs))
     begins = balance_stages(costs, stages)
     assert begins[0] == 0 and begins == sorted(set(begins)) and len(begins) == stages
@@ -28,7 +28,7 @@ def test_no_other_cut_has_a_cheaper_costliest_stage(costs, stages):
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=7), st.integers(2, 4), st.integers(5, 20))
-def test_with_a_memory_the_best_of_the_cuts_that_fit_is_taken(costs, stages, memory):
+def test_with_limited_memory_the_best_split_that_fits_is_returned(costs, stages, memory):
     """Memory runs against cost here: block i needs 10 - cost, so cheap blocks are large."""
     stages = min(stages, len(costs))
 
@@ -47,11 +47,11 @@ def test_with_a_memory_the_best_of_the_cuts_that_fit_is_taken(costs, stages, mem
     assert costliest(costs, balance_stages(costs, stages, fits)) == min(costliest(costs, cut) for cut in fitting)
 
 
-def test_even_blocks_are_shared_out_evenly():
+def test_equal_blocks_are_divided_evenly():
     assert balance_stages([1.0] * 8, 4) == [0, 2, 4, 6]
 
 
-def test_one_costly_block_stands_alone():
+def test_one_expensive_block_is_a_stage_by_itself():
     assert balance_stages([1, 1, 10, 1, 1], 3) == [0, 2, 3]
 
 
@@ -59,12 +59,12 @@ def test_as_many_stages_as_blocks_is_one_each():
     assert balance_stages([3, 0, 5], 3) == [0, 1, 2]
 
 
-def test_a_long_network_is_cut_in_a_blink():
+def test_three_hundred_blocks_are_split_into_sixteen_stages():
     costs = [(7 * index) % 13 + 1.0 for index in range(300)]
     assert len(balance_stages(costs, 16)) == 16
 
 
 @pytest.mark.parametrize("stages", [0, 4])
-def test_a_stage_without_a_block_is_refused(stages):
+def test_a_stage_without_a_block_is_rejected(stages):
     with pytest.raises(ConfigError, match=f"--shards {stages}: the model has 3 blocks"):
         balance_stages([1, 2, 3], stages)

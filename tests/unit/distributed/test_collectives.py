@@ -23,7 +23,7 @@ from convolve.errors import ParallelError
 from thread_collectives import run_ranks
 
 
-def test_a_single_process_is_its_own_sum_broadcast_and_collection():
+def test_collectives_of_a_single_process_return_their_input():
     with open_collectives(ParallelConfig()) as collectives:
         values = torch.tensor([1.0, 2.0])
         assert isinstance(collectives, SingleProcess) and collectives.is_rank_zero

@@ -137,7 +137,7 @@ def test_many_buckets_under_way_do_not_overwrite_each_other(tmp_path):
         assert [flat[0].item() for flat in flats[rank]] == [3 * 10.0**number for number in range(6)]
 
 
-def test_whoever_waits_for_a_dead_process_ends_at_once(tmp_path):
+def test_a_process_that_waits_for_a_dead_one_ends_immediately(tmp_path):
     SharedMemoryAllReduce.create(tmp_path / "sum", 2, 4)
     other = FORKS.Process(target=SharedMemoryAllReduce, args=(tmp_path / "sum", 1, 2, 4))
     other.start()

@@ -211,7 +211,7 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
         CsvLogger.open(tmp_path / "none")
 
 
-def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path: Path) -> None:
+def test_a_line_that_does_not_fit_on_the_disk_is_removed_completely(tmp_path: Path) -> None:
     import resource
 
     writer = TextLogger.open(tmp_path)

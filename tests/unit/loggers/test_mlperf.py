@@ -71,7 +71,7 @@ def test_a_training_obeys_the_rules(train_digits):
     assert lines[-1]["metadata"] == {"status": "success"}
 
 
-def test_without_the_option_there_is_no_log(train_digits):
+def test_without_the_option_no_log_is_written(train_digits):
     assert not (train_digits(batch_size=500).run_dir / mlperf_name(0)).exists()
 
 
@@ -87,7 +87,7 @@ class StoppingConsole(SilentConsole):
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_run_that_is_stopped_says_so_and_goes_on_in_the_same_log(tmp_path):
+def test_a_stopped_run_is_marked_and_resumes_in_the_same_log(tmp_path):
 
     folder = tmp_path / "run"
     session.train(digits_config(folder, mlperf_logging=True, batch_size=100), StoppingConsole())
@@ -118,7 +118,7 @@ def test_the_public_checker_takes_the_logs(train_digits, tmp_path):
         assert done.returncode == 0 and "SUCCESS" in done.stdout + done.stderr, done.stderr
 
 
-def test_the_public_checker_refuses_a_log_that_lacks_its_end(train_digits):
+def test_the_public_checker_rejects_a_log_without_an_end(train_digits):
     pytest.importorskip("mlperf_logging", reason="the package mlperf-logging is not installed")
     path = train_digits(mlperf_logging=True, batch_size=100).run_dir / mlperf_name(0)
     path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:-1]))

@@ -98,7 +98,7 @@ def test_wandb_offline_keeps_every_record_in_the_run_folder_under_one_id(tmp_pat
             assert words in content
 
 
-def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_without_a_login_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in wandb_environment(tmp_path, WANDB_MODE="online").items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

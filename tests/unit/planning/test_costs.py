@@ -20,7 +20,7 @@ def need(storage=None, load=None, micro_batches=1):
     return MemoryModel(storage or StateBytes(), load or Workload(samples=2), limit=10_000).need(BLOCKS, micro_batches)
 
 
-def test_a_ring_sends_twice_all_parts_but_its_own():
+def test_a_member_of_a_ring_sends_all_parts_but_one_twice():
     assert ring_bytes(800, 8) == 2 * 7 * 100
     assert LINK.all_reduce_seconds(800, 8) == pytest.approx(2 * 7 * (0.001 + 0.1))
     assert LINK.all_reduce_seconds(800, 1) == 0

@@ -44,7 +44,7 @@ def test_no_pass_starts_before_its_input_arrives_or_while_its_stage_is_busy(sche
 @pytest.mark.parametrize(
     ("schedule", "held"), [("grouped", [8, 8, 8, 8]), ("interleaved", [4, 3, 2, 1]), ("sequential", [1, 1, 1, 1])]
 )
-def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(schedule, held):
+def test_a_stage_holds_the_micro_batches_of_its_schedule(schedule, held):
     assert [count_in_flight(schedule, stage, 4, 8) for stage in range(4)] == held
 
 
@@ -59,7 +59,7 @@ def test_the_last_backward_pass_completes_the_gradients_of_a_stage():
     assert table.last_backward(1).end == table.seconds - EVEN.backward
 
 
-def test_a_picture_has_a_box_for_every_pass_within_its_frame():
+def test_a_drawing_has_a_box_for_every_pass_within_its_frame():
     table = simulate("interleaved", [EVEN] * 3, 4)
     root = ElementTree.fromstring(draw_schedule(table, "a & b"))
     boxes = [item for item in root.iter() if item.tag.endswith("rect") and len(item)]

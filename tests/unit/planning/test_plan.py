@@ -38,14 +38,14 @@ def test_thousands_of_devices_are_planned_without_having_one():
     assert found.traffic.sent_bytes == round(2 * 1023 / 1024 * found.traffic.summed_bytes)
 
 
-def test_stages_add_up_to_the_whole_network():
+def test_stages_sum_to_the_whole_model():
     whole, split = make(), make(**SPLIT)
     assert sum(stage.parameters for stage in split.stages) == whole.stages[0].parameters == 25_557_032
     assert sum(stage.multiply_adds for stage in split.stages) == whole.stages[0].multiply_adds
     assert sum(stage.blocks for stage in split.stages) == whole.stages[0].blocks
 
 
-def test_a_schedule_decides_what_is_held():
+def test_the_schedule_determines_the_micro_batches_in_flight():
     held = {
         name: [stage.held_micro_batches for stage in make(pipeline_schedule=name, **SPLIT).stages]
         for name in ("grouped", "interleaved", "sequential")
@@ -53,7 +53,7 @@ def test_a_schedule_decides_what_is_held():
     assert held == {"grouped": [16] * 4, "interleaved": [4, 3, 2, 1], "sequential": [1] * 4}
 
 
-def test_too_few_micro_batches_cannot_take_turns():
+def test_too_few_micro_batches_are_grouped():
     assert make(shards=4, gradient_accumulation_count=2).passes.schedule == "grouped"
 
 
@@ -85,14 +85,14 @@ def test_named_splits_are_used_and_unknown_ones_rejected():
         make(pipeline_splits=("layer2/0", "layer3/0", "layer9/0"), **SPLIT)
 
 
-def test_the_automatic_cut_is_no_slower_than_one_by_hand():
+def test_the_automatic_split_is_no_slower_than_one_by_hand():
     by_hand = make(pipeline_splits=("layer2/0", "layer3/0", "layer4/0"), **SPLIT)
     automatic = make(**SPLIT)
     slowest = [max(stage.forward_ms + stage.backward_ms for stage in one.stages) for one in (by_hand, automatic)]
     assert slowest[1] <= slowest[0]
 
 
-def test_memory_decides_where_to_cut_when_time_alone_would_not_fit():
+def test_splits_follow_memory_if_the_fastest_one_does_not_fit():
     """The stage that holds most micro batches must be short, although that makes another one slower."""
     free = make(hardware=Hardware(device_flops=50e12, device_memory=10**12), **SPLIT)
     needed = max(stage.memory_bytes for stage in free.stages)
@@ -106,7 +106,7 @@ def test_a_device_model_brings_its_memory():
     assert (found.room.device_bytes, found.room.source) == (900 * 10**6, "ipu-mk2")
 
 
-def test_what_does_not_fit_comes_with_changes_that_do():
+def test_a_run_that_does_not_fit_has_suggestions_that_do():
     hardware = Hardware(device_flops=50e12, device_memory=8 * 10**9)
     found = make(hardware=hardware, batch_size=128, precision="32.32", replicas=4)
     assert not found.room.fits
@@ -146,19 +146,19 @@ def read_flags(words):
     return {name: (values if name in lists else values[0]) if values else True for name, values in given.items()}
 
 
-def test_nothing_at_all_fits_into_nothing():
+def test_nothing_fits_in_a_thousand_bytes():
     lines = list(make(hardware=Hardware(device_flops=50e12, device_memory=1000)).room.advice)
     assert lines == ["no change that was tried is enough; use devices with more memory"]
 
 
-def test_processes_beyond_the_cores_take_turns():
+def test_more_processes_than_cores_share_the_cores():
     assert Hardware(cores=2).share_cores(1) == (2, 1.0)
     assert Hardware(cores=2).share_cores(2) == (1, 1.0)
     assert Hardware(cores=2).share_cores(4) == (1, 2.0)
     assert Hardware(cores=2, hosts=2).share_cores(4) == (1, 1.0)
 
 
-def test_a_slower_network_makes_a_slower_step():
+def test_a_slower_link_makes_a_slower_step():
     quick, slow = (
         make(hardware=Hardware(device_flops=50e12, hosts=2, bandwidth=rate), replicas=2).speed for rate in (1e12, 1e8)
     )
@@ -211,7 +211,7 @@ def test_a_user_error_is_one_line(words, message, capsys, tmp_path, monkeypatch)
     assert message in capsys.readouterr().err
 
 
-def test_the_command_tells_draws_and_answers_in_json(capsys, tmp_path):
+def test_the_command_prints_text_a_drawing_and_json(capsys, tmp_path):
     picture = tmp_path / "t.svg"
     words = ["plan", "resnet50-imagenet", "--device-flops", "5e13", "--shards", "4", "--replicas", "2"]
     words += ["--gradient-accumulation-count", "8", "--batch-size", "4"]
@@ -232,5 +232,5 @@ def test_the_command_tells_draws_and_answers_in_json(capsys, tmp_path):
     assert told["devices"] == 8 and len(told["stages"]) == 4 and told["passes"]["bubble_ideal"] == pytest.approx(3 / 11)
 
 
-def test_advice_is_silent_where_everything_fits():
+def test_a_run_that_fits_has_no_suggestions():
     assert make("lenet-digits").room.advice == ()

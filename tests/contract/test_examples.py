@@ -107,7 +107,7 @@ def test_a_failed_training_fails_the_script_and_leaves_no_report(name, script, t
     stale.parent.mkdir(parents=True)
     stale.write_text("Network = old\n")
     done = script(f"ascend/{name}", *FEW, "--learning-rate", "-1", installed=True)
-    assert done.returncode == 2 and "learning-rate=-1" in done.stderr and "no report" in done.stderr
+    assert done.returncode == 2 and "--learning-rate -1" in done.stderr and "no report" in done.stderr
     assert [path.name for path in (tmp_path / "output" / "0").iterdir()] == ["train_0.log"]
 
 

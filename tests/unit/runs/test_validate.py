@@ -55,5 +55,5 @@ def test_selecting_a_device_changes_no_threads():
 
 
 def test_validation_options_are_checked_like_any_other(run_dir):
-    with pytest.raises(Exception, match="valid-batch-size=0"):
+    with pytest.raises(Exception, match="--valid-batch-size 0"):
         validate.validate(run_dir, SilentConsole(), batch_size=0)

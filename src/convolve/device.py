@@ -76,9 +76,10 @@ def _cpu_text() -> str:
     return text.partition("\n\n")[0]
 
 
-def cpu_flags() -> set[str]:
-    """Return the flags that the CPU advertises, not all of which have to work."""
-    line = next((line for line in _cpu_text().splitlines() if line.startswith("flags")), "")
+def cpu_flags(cpu_info: str | None = None) -> set[str]:
+    """Return the flags that the CPU advertises (`Features` on ARM), not all of which have to work."""
+    lines = (_cpu_text() if cpu_info is None else cpu_info).splitlines()
+    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return set(line.partition(":")[2].split())
 
 

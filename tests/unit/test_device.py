@@ -20,6 +20,10 @@ def lying_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "_PROBE", DIES)
 
 
+def test_the_features_of_an_arm_cpu_are_its_flags():
+    assert device.cpu_flags("processor\t: 0\nFeatures\t: fp asimd sve\nCPU part\t: 0xd0c") == {"fp", "asimd", "sve"}
+
+
 def test_a_child_that_dies_means_does_not_work(lying_cpu):
     ability = device.probe("matmul", "bfloat16", limited=False)
     assert (ability.works, ability.gflops) == (False, 0.0)

@@ -24,16 +24,21 @@ Activation = Literal["none", "relu", "silu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # numbered as in the C file
 
 
-def can_run(x: Tensor, weight: Tensor) -> bool:
+def can_run(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Check for plain float32 images in CPU memory, with more than one value per channel."""
-    return binding.are_plain(x, weight) and x.shape[1] == len(weight) and x.numel() > len(weight)
+    return (
+        binding.are_plain(x, weight)
+        and binding.is_vector(weight, x.shape[1])
+        and binding.is_vector(bias, x.shape[1])
+        and x.numel() > len(weight)
+    )
 
 
 def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: Activation = "none"
 ) -> tuple[Tensor, Tensor]:
     """Return the images, normalized by the batch's statistics and activated, and [mean, unbiased variance]."""
-    assert can_run(x, weight), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
+    assert can_run(x, weight, bias), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
     y, stats = _BatchNorm.apply(x, weight, bias, eps, ACTIVATIONS.index(activation))  # type: ignore[no-untyped-call]
     return y, stats[:2]
 

@@ -68,6 +68,17 @@ def are_plain(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def is_vector(values: Tensor | None, length: int) -> bool:
+    """Check that C can read one number per channel: float32, contiguous, in CPU memory."""
+    return (
+        values is not None
+        and values.dtype == torch.float32
+        and values.device.type == "cpu"
+        and values.shape == (length,)
+        and values.is_contiguous()
+    )
+
+
 def dense(x: Tensor) -> Tensor:
     """Return the values in contiguous channels-last memory, which all kernels expect."""
     return x.contiguous(memory_format=torch.channels_last)

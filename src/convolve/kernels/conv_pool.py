@@ -57,20 +57,21 @@ class ConvPoolLayout(NamedTuple):
         return torch.empty(self.scratch_bytes, dtype=torch.uint8)
 
 
-def can_run(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+def can_run(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
     """Check for plain float32 tensors in CPU memory whose shapes fit."""
     return (
         binding.are_plain(x, weight)
         and len(x) > 0
         and x.shape[1] == weight.shape[1]
         and len(weight) <= MAX_CHANNELS
+        and (bias is None or binding.is_vector(bias, len(weight)))
         and min(geometry.pooled(x.shape, weight.shape)) > 0
     )
 
 
 def conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return relu(max_pool2d(conv2d(x, weight, bias), 2)) of inputs that `can_run` accepts."""
-    assert can_run(x, weight, geometry), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
+    assert can_run(x, weight, bias, geometry), f"{tuple(x.shape)} and {tuple(weight.shape)}: not a case for native code"
     if bias is None:
         bias = weight.new_zeros(weight.shape[0])
     if not torch.is_grad_enabled():

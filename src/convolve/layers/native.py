@@ -61,7 +61,7 @@ class ConvPoolReLU(FusingLayer, nn.Conv2d):
         if not _match_conv_pool_relu((self, *following)) or any(map(has_hooks, (self, *following[:2]))):
             return None
         geometry = Geometry(_as_pair(self.padding), bool(following[0].ceil_mode))
-        if not conv_pool.can_run(x, self.weight, geometry) or _is_traced():
+        if not conv_pool.can_run(x, self.weight, self.bias, geometry) or _is_traced():
             return None
         return conv_pool_relu(x, self.weight, self.bias, geometry), 2
 
@@ -85,7 +85,7 @@ class NativeBatchNorm2d(FusingLayer, BatchNorm2d):
             self.training
             and self._span is None
             and x.numel() >= MIN_NORM_ELEMENTS
-            and batch_norm.can_run(x, self.weight)
+            and batch_norm.can_run(x, self.weight, self.bias)
         )
 
     def _run_native(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:

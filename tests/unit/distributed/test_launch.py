@@ -48,6 +48,17 @@ def test_uneven_jobs_are_rejected(given, message):
         job(**given)
 
 
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "-l", "root@-oX", "a b", "a;b", "$(id)", "a\nb", "", "a/b"])
+def test_a_host_name_cannot_be_an_option_or_several_words(host):
+    with pytest.raises(ConfigError, match="^--hosts .*: not a host name; [^\n]*$"):
+        job(hosts=("a", host))
+
+
+@pytest.mark.parametrize("host", ["a", "node-1.cluster_x", "me@10.0.0.1", "fe80::1%eth0", "first.last@host"])
+def test_usual_host_names_are_accepted(host):
+    assert job(hosts=("a", host)).reach(host, "true")[-3:] == ["--", host, "true"]
+
+
 def test_words_reach_a_program_unharmed_through_a_remote_shell():
     """A stand-in for ssh: joins its words and gives them to a shell, as ssh does."""
     told = job(remote_shell="sh -c", environment={"GREETING": "it's $HOME"}, python="python3")
@@ -99,6 +110,10 @@ def test_a_dry_run_prints_commands_and_a_batch_script(capsys, tmp_path, monkeypa
         (["--hosts", "a"], "write it after `--`"),
         (["--hosts", "a", "--", "serve"], "write it after `--`"),
         (["--hosts", ",", "--", "train"], "name at least one host"),
+        (
+            ["--hosts", "a,-oProxyCommand=x", "--", *TRAIN, "--run-dir", "r"],
+            "--hosts '-oProxyCommand=x': not a host name",
+        ),
         (["--env", "X", "--", *TRAIN, "--run-dir", "r"], "--env X: must be NAME=VALUE"),
         (["--hosts", "a,b", "--num-replicas", "3", "--", *TRAIN, "--run-dir", "r"], "must divide the 3 processes"),
         (["--", "train", "--confg", "x"], "convolve train: unknown option --confg"),

@@ -1,5 +1,9 @@
 """The native batch norm, alone and with each activation, against torch's in float64."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -164,9 +168,39 @@ def test_no_memory_outside_the_buffers_is_touched():
 def test_unsupported_inputs_are_rejected_before_any_memory_is_touched():
     weight = torch.ones(2)
     for x in (torch.zeros(1, 2, 1, 1), torch.zeros(4, 3, 2, 2), torch.zeros(4, 2), torch.zeros(4, 2, 2, 2).double()):
-        assert not batch_norm.can_run(x, weight)
+        assert not batch_norm.can_run(x, weight, weight)
         with pytest.raises(AssertionError, match="not a case for native code"):
             normalize(x, weight, weight, EPS)
+
+
+@pytest.mark.parametrize(
+    "values", [torch.zeros(4, dtype=torch.float64), torch.zeros(8)[::2], torch.zeros(3), torch.zeros(4, device="meta")]
+)
+def test_a_weight_or_bias_that_c_would_misread_is_rejected(values):
+    x, plain = torch.zeros(2, 4, 3, 3), torch.ones(4)
+    for weight, bias in ((values, plain), (plain, values)):
+        with pytest.raises(AssertionError, match="not a case for native code"):
+            normalize(x, weight, bias, EPS)
+
+
+MANY_CHANNELS = """
+import torch
+from convolve.kernels.batch_norm import normalize
+torch.set_num_threads(2)
+x = torch.randn(3, CHANNELS, 1, 1).to(memory_format=torch.channels_last).requires_grad_()
+w, b = torch.ones(CHANNELS, requires_grad=True), torch.zeros(CHANNELS, requires_grad=True)
+y, _ = normalize(x, w, b, 1e-5, "relu")
+y.sum().backward()
+"""
+
+
+@pytest.mark.parametrize("channels", [4097, 65535])
+def test_many_channels_need_no_stack(channels):
+    """In a child process: too small a stack ends it with SIGSEGV."""
+    program = MANY_CHANNELS.replace("CHANNELS", str(channels))
+    environment = {**os.environ, "OMP_STACKSIZE": "256k"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_layer_in_native_code_leaves_the_same_statistics_behind():

@@ -274,6 +274,16 @@ for case in ((5, 3, 9, 7, 9, 5, 4, 2, 1, 5, 3), (1, 1, 6, 6, 1, 3, 3, 0, 0, 2, 2
 )
 def test_unsupported_inputs_are_rejected_before_any_memory_is_touched(x: Tensor) -> None:
     weight = torch.zeros(4, 2, 3, 3)
-    assert not conv_pool.can_run(x, weight, Geometry())
+    assert not conv_pool.can_run(x, weight, None, Geometry())
     with pytest.raises(AssertionError, match="not a case for native code"):
         conv_pool_relu(x, weight, None, Geometry())
+
+
+@pytest.mark.parametrize(
+    "bias", [torch.zeros(4, dtype=torch.float64), torch.zeros(8)[::2], torch.zeros(3), torch.zeros(4, device="meta")]
+)
+def test_a_bias_that_c_would_misread_is_rejected(bias: Tensor) -> None:
+    x, weight = torch.zeros(1, 2, 6, 6), torch.zeros(4, 2, 3, 3)
+    assert conv_pool.can_run(x, weight, torch.zeros(4), Geometry())
+    with pytest.raises(AssertionError, match="not a case for native code"):
+        conv_pool_relu(x, weight, bias, Geometry())

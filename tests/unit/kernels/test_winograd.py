@@ -186,3 +186,10 @@ def test_other_formats_are_left_alone():
     assert not winograd.can_run(torch.zeros(1, 16, 8, 8, device="meta"))
     assert not winograd.supports(3, 16)
     assert not winograd.supports(16, 50)
+
+
+def test_an_empty_batch_has_gradients_of_zeros():
+    filters = torch.full((36 * 32 * 32,), 7.0)  # freed memory that is not zero
+    del filters
+    _, dx, dw = run(*make(0, 32, 32, 8, 8))
+    assert dx.shape == (0, 32, 8, 8) and dw.shape == (32, 32, 3, 3) and not dw.any()

@@ -6,6 +6,7 @@ ssh does. The remote shell of a cluster or a container can replace ssh.
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -22,9 +23,11 @@ from convolve.distributed.launch.local import Agent, run_attempts
 from convolve.errors import ConfigError, ParallelError
 from convolve.interpreter import code_arguments, module_arguments
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout={timeout} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 {host}"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout={timeout} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 -- {host}"
 LOCAL_SHELL = "sh -c"
 GRACE_SECONDS = 3.0
+# A remote shell would read a name that starts with - as an option, which can run a command.
+_HOST = re.compile(r"(?:[A-Za-z0-9._%][A-Za-z0-9._%-]*@)?[A-Za-z0-9._:%][A-Za-z0-9._:%-]*")
 
 _PRINT_VERSIONS = (
     "import json, platform; from importlib.metadata import version as v; "
@@ -51,6 +54,9 @@ class Job:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
+        for host in self.hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(f"--hosts {host!r}: not a host name; use letters, digits and . _ : @ %, - not first")
         if self.instances % len(self.hosts):
             raise ConfigError(
                 f"--num-instances {self.instances}: must be a multiple of the number of hosts; "

@@ -34,12 +34,13 @@ typedef struct {
     int64_t rows, c, per_line, lines;
 } shape;
 
-/* `center`, `scale` and `shift` contain a whole line; `sums` two lines of doubles for each group. */
+/* `center`, `scale` and `shift` contain a whole line, `along` two, `rest` three; `sums` two lines of doubles for each
+ * group. */
 typedef struct {
     shape s;
     int activation;
     const float *x, *g;
-    float *out, *center, *scale, *shift, *along;
+    float *out, *center, *scale, *shift, *along, *rest;
     double *sums;
     omp_team team;
 } job;
@@ -59,9 +60,9 @@ static omp_team team_of(const shape *s, int threads, parallel_fn parallel) {
     return (omp_team){s->rows * s->c > 4 * BLOCK_FLOATS ? threads : 1, parallel};
 }
 
-/* Repeat the values of all channels for each row of a line. */
+/* Repeat the values of all channels for each row of a line; they may be the line's first row. */
 static void tile_channels(const shape *s, const float *values, float *line) {
-    for (int64_t i = 0; i < s->per_line; i++) memcpy(line + i * s->c, values, 4 * s->c);
+    for (int64_t i = values == line; i < s->per_line; i++) memcpy(line + i * s->c, values, 4 * s->c);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
@@ -98,17 +99,24 @@ INLINE void add_lines(const int kind, const job *work, int64_t first, int64_t en
         for (int64_t v = 0; v < width; v += LANES) add_vector(kind, work, first, min(first + block, end), v, sums);
 }
 
-/* Copy the rows after the last whole line into a padded line (one of three in `memory`); the padding adds 0 to sums. */
-static job rest_of(const job *work, float *memory) {
+/* Copy the rows after the last whole line into a padded line; the padding adds 0 to sums. One thread of a pass calls
+ * this, so it may write to `rest`; it does not read the counters of the team, which other threads change. */
+static job rest_of(const job *work) {
     int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
-    float *x = memory, *g = x + width, *out = g + width;
+    float *x = work->rest, *g = x + width, *out = g + width;
     memcpy(x, work->center, 4 * width);
     memset(g, 0, 4 * width);
     memcpy(x, work->x + done, 4 * left);
     if (work->g) memcpy(g, work->g + done, 4 * left);
-    job rest = *work;
-    rest.x = x, rest.g = work->g ? g : NULL, rest.out = out;
-    return rest;
+    return (job){.s = work->s,
+                 .activation = work->activation,
+                 .x = x,
+                 .g = work->g ? g : NULL,
+                 .out = out,
+                 .center = work->center,
+                 .scale = work->scale,
+                 .shift = work->shift,
+                 .along = work->along};
 }
 
 static void add_lines_of(const job *work, int64_t first, int64_t end, double *sums) {
@@ -121,8 +129,7 @@ static void add_lines_of(const job *work, int64_t first, int64_t end, double *su
 }
 
 static void add_rest(const job *work, double *sums) {
-    float memory[3 * width_of(&work->s)];
-    job rest = rest_of(work, memory);
+    job rest = rest_of(work);
     add_lines_of(&rest, 0, 1, sums);
 }
 
@@ -186,8 +193,7 @@ static void write_lines_of(const job *work, int64_t first, int64_t end) {
 
 static void write_rest(const job *work) {
     int64_t width = width_of(&work->s), done = work->s.lines * width, left = work->s.rows * work->s.c - done;
-    float memory[3 * width];
-    job rest = rest_of(work, memory);
+    job rest = rest_of(work);
     write_lines_of(&rest, 0, 1);
     memcpy(work->out + done, rest.out, 4 * left);
 }
@@ -202,10 +208,11 @@ static void run_results(void *argument) {
             write_rest(work);
 }
 
-/* Size of the sums and five lines, in bytes. */
+/* Size of the sums and eight lines, in bytes. Nothing that grows with the channels is on the stack: threads have small
+ * ones. */
 int64_t convolve_batch_norm_scratch(int64_t rows, int64_t c) {
     shape s = shape_of(rows, c);
-    return (16 * groups_of(&s) + 4 * 5) * width_of(&s);
+    return (16 * groups_of(&s) + 4 * 8) * width_of(&s);
 }
 
 static void layout_scratch(job *work, char *scratch) {
@@ -215,14 +222,14 @@ static void layout_scratch(job *work, char *scratch) {
     work->scale = work->center + width;
     work->shift = work->scale + width;
     work->along = work->shift + width;
+    work->rest = work->along + 2 * width;
 }
 
 /* Compute each channel's scale, and tile all constants over a line. */
 static void place_constants(job *work, const float *mean, const float *r, const float *w, const float *b) {
-    float scale[work->s.c];
-    for (int64_t i = 0; i < work->s.c; i++) scale[i] = w[i] * r[i];
+    for (int64_t i = 0; i < work->s.c; i++) work->scale[i] = w[i] * r[i];
     tile_channels(&work->s, mean, work->center);
-    tile_channels(&work->s, scale, work->scale);
+    tile_channels(&work->s, work->scale, work->scale);
     tile_channels(&work->s, b, work->shift);
 }
 
@@ -252,9 +259,9 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const 
                                  char *scratch, int threads, parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .g = g, .out = dx};
     const float *r = stats + 2 * c;
-    float along[c], plain[c];
     work.team = team_of(&work.s, threads, parallel);
     layout_scratch(&work, scratch);
+    float *along = work.along, *plain = along + width_of(&work.s);
     place_constants(&work, stats, r, w, b);
     run_on_team(&work.team, run_sums, &work);
     add_groups(&work);
@@ -265,8 +272,8 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const 
         plain[i] = (float)(w[i] * r[i] * sum / rows);
         along[i] = (float)(w[i] * r[i] * r[i] * dot / rows);
     }
-    tile_channels(&work.s, along, work.along);
-    tile_channels(&work.s, plain, work.along + width_of(&work.s));
+    tile_channels(&work.s, along, along);
+    tile_channels(&work.s, plain, plain);
     run_on_team(&work.team, run_results, &work);
     return 0;
 }

@@ -274,6 +274,7 @@ int convolve_winograd_backward(const shape *s, const float *x, const float *dy, 
     job work = {.s = s, .x = x, .dy = dy, .d = d, .scratch = scratch, .team = {threads, parallel}};
     int64_t tiles = count_tiles(s), sides = panels(s->inputs) + panels(s->outputs);
     memset(scratch + sides * APART, 0, 4 * max(s->inputs, s->outputs));
+    if (!tiles) memset(d, 0, 4 * SPOTS * panels(s->outputs) * s->inputs * PANEL);
     for (; work.first < tiles; work.first += BLOCK, work.adding = 1) {
         work.tiles = min(tiles - work.first, BLOCK);
         run_on_team(&work.team, run_transforms, &work);

@@ -106,7 +106,7 @@ def _store_probe(name: str, capability: Capability) -> None:
     file = _probe_file()
     # Without a writable cache the probe runs again next time; nothing else depends on it.
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_file(file) as draft:
             draft.write_text(json.dumps({**_read_probes(), name: asdict(capability)}))
 

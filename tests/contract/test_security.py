@@ -13,7 +13,7 @@ import yaml
 from convolve.checkpoint import convert
 from convolve.config import loading
 from convolve.data.catalog import CATALOG
-from convolve.kernels import build
+from convolve.files import private_folder
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file for folder in ("src", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))
@@ -164,7 +164,7 @@ def test_temporary_folders_belong_to_the_user_alone(tmp_path: Path, monkeypatch:
     MADE, before = [], os.umask(0)
     try:
         convert.convert(tmp_path / "model.pth", tmp_path / "model.safetensors")
-        build._require_private(tmp_path / "cache" / "native")
+        private_folder(tmp_path / "cache", "native")
     finally:
         made, MADE = MADE, None
         os.umask(before)
@@ -172,11 +172,3 @@ def test_temporary_folders_belong_to_the_user_alone(tmp_path: Path, monkeypatch:
         Path(path).name: mode for path, mode in made if Path(path).name.startswith((".tmp-model.safetensors", "native"))
     }
     assert len(private) == 2 and set(private.values()) == {0o700}
-
-
-def test_native_code_is_not_loaded_from_a_folder_that_others_can_write_to(tmp_path: Path) -> None:
-    folder = tmp_path / "native"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(build._BuildError, match="others may write there"):
-        build._require_private(folder)

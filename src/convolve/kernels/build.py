@@ -1,9 +1,11 @@
 """Compile the C files of `csrc/` on first use with the system's compiler, and cache the libraries.
 
 The functions take plain C types and pointers: no torch header, no extension module. Headers are inlined into the source
-before it is compiled and hashed. Everything done in C also exists in Python, which is used if no compiler is installed,
-if compilation fails, or with `CONVOLVE_KERNEL=torch`. Except for the layers (`binding.OPTIONS`), both compute the same
-bits.
+before it is compiled and hashed. A library's name contains the sha256 of its bytes, which is compared before it is
+loaded, and no other user can write to the cache or replace it (`files.private_folder`).
+
+Everything done in C also exists in Python, which is used if no compiler is installed, if compilation fails, or with
+`CONVOLVE_KERNEL=torch`. Except for the layers (`binding.OPTIONS`), both compute the same bits.
 """
 
 import ctypes
@@ -12,10 +14,14 @@ import os
 import platform
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,12 +30,14 @@ from typing import Any
 import torch
 
 from convolve import device
-from convolve.files import atomic_file
+from convolve.errors import ConvolveError
+from convolve.files import file_sha256, private_folder, publish, remove_quietly
 
 CSRC = Path(__file__).parent / "csrc"
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-O3", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-trapping-math", "-shared", "-fPIC")
-TIME_LIMIT = 120
+TIME_LIMIT = 60.0  # seconds that a process spends on compiling all its files
+_seconds_used = 0.0
 _INCLUDE = re.compile(rb'^#include "([^"\n]+)".*$', re.MULTILINE)
 
 
@@ -63,13 +71,12 @@ def load(file: str, options: tuple[str, ...] = (), folder: Path = CSRC) -> Libra
         return Unavailable("no native code on Windows")
     try:
         source = _inline_headers(folder / file, set())
-        path = device.cache_folder() / "native" / f"{Path(file).stem}-{_cache_key(source, options)}.so"
-        _require_private(path.parent)
-        if not path.exists():
-            _compile(source, options, path)
+        name = f"{Path(file).stem}-{_cache_key(source, options)}"
+        private = private_folder(device.cache_folder(), "native")
+        path = _find(private, name) or _compile(source, options, private, name)
         return Library(path, ctypes.CDLL(str(path)))
-    except (OSError, subprocess.SubprocessError, _BuildError) as error:
-        # An OSError may also mean a damaged library, or one of another machine in a shared cache.
+    except (OSError, ConvolveError, _BuildError) as error:
+        # An OSError may also mean a library of another machine in a shared cache.
         return Unavailable(" ".join(str(error).split()))
 
 
@@ -117,26 +124,72 @@ def _inline_headers(path: Path, seen: set[str]) -> bytes:
     return _INCLUDE.sub(replace, source)
 
 
-def _require_private(folder: Path) -> None:
-    """Reject a folder that other users can write to: libraries loaded from it run as this user."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _BuildError(f"{folder}: others may write there")
+def _find(folder: Path, name: str) -> Path | None:
+    """Return an intact library of this user in a private folder; remove all others with this name."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if _is_intact(path):
+            return path
+        remove_quietly(path)
+    return None
 
 
-def _compile(source: bytes, options: tuple[str, ...], path: Path) -> None:
-    """Compile to a file that appears only when it is complete."""
+def _is_intact(path: Path) -> bool:
+    """Compare a library with the sha256 in its name: mapping a truncated one would end the process with SIGBUS.
+
+    Another user may have put it here before the folder was private, so its owner is checked too. From here to the end
+    of dlopen only this user can change the file.
+    """
+    try:
+        # Neither a link nor a pipe, which would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            if not (private and stat.S_ISREG(status.st_mode)):
+                return False
+            return hashlib.sha256(file.read()).hexdigest() == path.stem.rpartition("-")[2]
+    except OSError:
+        return False
+
+
+def _compile(source: bytes, options: tuple[str, ...], folder: Path, name: str) -> Path:
+    """Compile in a private folder; the file appears under its final name only when it is complete."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise _BuildError("no C compiler")
-    with atomic_file(path) as draft:
-        result = subprocess.run(
-            [compiler, *OPTIONS, *options, "-x", "c", "-", "-o", str(draft)],
-            input=source,
-            capture_output=True,
-            timeout=TIME_LIMIT,
-            check=False,
-        )
-        if result.returncode:
-            raise _BuildError(f"{compiler} failed: {result.stderr.decode(errors='replace'):.200}")
+    with tempfile.TemporaryDirectory(prefix=f".tmp-{name}-", dir=folder, ignore_cleanup_errors=True) as temporary:
+        draft = Path(temporary) / f"{name}.so"
+        _run_compiler([str(Path(compiler).absolute()), *OPTIONS, *options, "-x", "c", "-", "-o", str(draft)], source)
+        draft.chmod(0o700)
+        path = folder / f"{name}-{file_sha256(draft)}.so"
+        publish(draft, path)
+    return path
+
+
+def _run_compiler(command: list[str], source: bytes) -> None:
+    """Run a compiler in a session that ends with it, within what is left of the time for all files of this process."""
+    global _seconds_used
+    folder, start = Path(command[-1]).parent, time.monotonic()
+    if _seconds_used >= TIME_LIMIT:
+        raise _BuildError(f"{command[0]}: no time left, {TIME_LIMIT} s for all files; check the compiler")
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
+        start_new_session=True,
+    ) as process:
+        try:
+            _, errors = process.communicate(source, timeout=TIME_LIMIT - _seconds_used)
+        except BaseException as error:
+            # The compiler proper and the assembler are children of the command.
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise _BuildError(f"{command[0]}: not finished after {TIME_LIMIT} s; check the compiler") from None
+            raise
+        finally:
+            _seconds_used += time.monotonic() - start
+    if process.returncode:
+        raise _BuildError(f"{command[0]} failed: {errors.decode(errors='replace'):.200}")

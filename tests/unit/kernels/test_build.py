@@ -1,7 +1,11 @@
 """Native code: compiled once, kept where only the user can write, and never needed."""
 
 import ctypes
+import hashlib
 import os
+import stat
+import time
+from pathlib import Path
 
 import pytest
 
@@ -100,15 +104,90 @@ def test_native_code_can_be_switched_off(cache, monkeypatch):
     assert build.load(FILE) == Unavailable("CONVOLVE_KERNEL=torch")
 
 
-def test_a_damaged_library_in_the_cache_is_not_used(compiled, tmp_path, monkeypatch):
-    other = tmp_path / "other" / "native"
-    other.mkdir(mode=0o700, parents=True)
-    (other / compiled.path.name).write_bytes(b"not a library")
-    monkeypatch.setenv("CONVOLVE_CACHE", str(other.parent))
-    assert isinstance(build.load(FILE), Unavailable)
+@pytest.mark.parametrize("damage", [lambda data: data[:5000], lambda data: b"not a library", lambda data: data + b"x"])
+def test_a_damaged_library_is_compiled_again(compiled, damage):
+    """A truncated one would end the process with SIGBUS at every start."""
+    intact = compiled.path.read_bytes()
+    compiled.path.write_bytes(damage(intact))
+    again = build.load(FILE)
+    assert hashlib.sha256(again.path.read_bytes()).hexdigest() in again.path.name
+    assert [path.name for path in again.path.parent.iterdir()] == [again.path.name]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_a_folder_that_others_may_write_to_is_not_loaded_from(compiled):
-    compiled.path.parent.chmod(0o777)
-    assert "others may write there" in build.load(FILE).reason
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_only_a_file_is_loaded(compiled, kind, tmp_path):
+    data, path = compiled.path.read_bytes(), compiled.path
+    path.unlink()
+    (tmp_path / "elsewhere.so").write_bytes(data)
+    if kind == "link":
+        path.symlink_to(tmp_path / "elsewhere.so")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    again = build.load(FILE)
+    assert again.path.is_file() and not again.path.is_symlink()
+
+
+def test_a_cache_that_others_can_write_to_is_made_private(compiled, cache):
+    for folder in (cache, cache / "native"):
+        folder.chmod(0o777)
+    assert build.load(FILE).path == compiled.path
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (cache, cache / "native")] == [0o700, 0o700]
+
+
+def test_a_parent_that_others_can_write_to_is_named_with_a_remedy(cache, monkeypatch):
+    parent = cache / "shared"
+    parent.mkdir()
+    parent.chmod(0o775)
+    monkeypatch.setenv("CONVOLVE_CACHE", str(parent / "cache"))
+    remedy = f"run `chmod go-w {parent}` or set CONVOLVE_CACHE"
+    assert build.load(FILE) == Unavailable(f"{parent}: other users can write there; {remedy}")
+    assert stat.S_IMODE(parent.stat().st_mode) == 0o775, "folders that are not convolve's are left alone"
+    parent.chmod(0o755)
+    build.load.cache_clear()
+    assert isinstance(build.load(FILE), build.Library) or build.load(FILE) == Unavailable("no C compiler")
+
+
+def test_the_cache_is_private_under_any_umask(cache, monkeypatch):
+    monkeypatch.setenv("CONVOLVE_CACHE", str(cache / "a" / "b"))
+    before = os.umask(0)
+    try:
+        library = build.load(FILE)
+    finally:
+        os.umask(before)
+    folders = (cache / "a", cache / "a" / "b", cache / "a" / "b" / "native")
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    assert isinstance(library, Unavailable) or not library.path.stat().st_mode & 0o077
+
+
+def write_compiler(folder, script):
+    path = folder / "fake-cc"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_hanging_compiler_ends_with_its_children_and_is_asked_once(cache, monkeypatch):
+    """The limit holds for all files of a process."""
+    compiler = write_compiler(cache, f"echo x >> {cache}/started; sleep 1000 & echo $! > {cache}/child; wait")
+    monkeypatch.setattr(build, "COMPILERS", (compiler,))
+    monkeypatch.setattr(build, "TIME_LIMIT", 1.0)
+    monkeypatch.setattr(build, "_seconds_used", 0.0)
+    assert build.load(FILE) == Unavailable(f"{compiler}: not finished after 1.0 s; check the compiler")
+    assert build.load("jpeg.c") == Unavailable(f"{compiler}: no time left, 1.0 s for all files; check the compiler")
+    assert (cache / "started").read_text() == "x\n"
+    assert is_gone(int((cache / "child").read_text()))
+    assert not list((cache / "native").iterdir())
+
+
+def is_gone(pid):
+    """Wait for a process that was killed. It may stay as a zombie, since its parent is gone too."""
+    for _ in range(200):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False

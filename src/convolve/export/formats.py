@@ -11,6 +11,9 @@ The graph includes normalization.
 
 import copy
 import logging
+import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,8 +29,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from convolve import device
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConvolveError, ExtraError
+from convolve.files import file_sha256, private_folder
 from convolve.inference.metadata import METADATA_KEY, ModelMetadata
 
 
@@ -57,6 +62,7 @@ Pixels = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
 Predictor = Callable[[Pixels], Logits]
 MAX_BATCH = 4096
+_written_packages: set[str] = set()  # sha256 of the aoti packages of this process, the only ones it loads
 _METADATA_FILE = f"{METADATA_KEY}.json"
 
 
@@ -140,16 +146,38 @@ def _open_pt2(path: Path) -> tuple[Predictor, ModelMetadata]:
     return _torch_predictor(program.module()), _read_metadata({METADATA_KEY: extra[_METADATA_FILE]}, path)
 
 
+@contextmanager
+def _private_inductor() -> Iterator[Path]:
+    """Yield a temporary folder. Inside the block, Inductor compiles and unpacks in a private folder, not in /tmp."""
+    folder = private_folder(device.cache_folder(), "inductor")
+    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")}
+    os.environ.update(dict.fromkeys(before, str(folder)))
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
+            yield Path(temporary)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def _write_aoti(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     try:
-        with torch.no_grad():
+        with _private_inductor() as folder, torch.no_grad():
+            package = folder / "model.pt2"
             aoti_compile_and_package(
                 trace(module, metadata),
-                package_path=str(path.resolve()),
+                package_path=str(package),
                 inductor_configs={"aot_inductor.metadata": metadata.to_strings()},
             )
+            _written_packages.add(file_sha256(package))
+            shutil.copyfile(package, path)
+    except ConvolveError:
+        raise
     except Exception as error:  # the C++ compiler can fail in any way
         first_line = str(error).strip().splitlines()[:1]
         raise ConvolveError(
@@ -161,7 +189,12 @@ def _write_aoti(module: ExportModule, metadata: ModelMetadata, path: Path) -> No
 def _open_aoti(path: Path) -> tuple[Predictor, ModelMetadata]:
     from torch._inductor import aoti_load_package
 
-    package = aoti_load_package(str(path.resolve()))
+    with _private_inductor() as folder:
+        private_copy = folder / "model.pt2"
+        shutil.copyfile(path, private_copy)
+        if file_sha256(private_copy) not in _written_packages:
+            raise CheckpointError(f"{path}: contains a program that this command has not written; export the run again")
+        package = aoti_load_package(str(private_copy))
     return _torch_predictor(package), _read_metadata(package.get_metadata(), path)
 
 

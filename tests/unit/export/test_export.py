@@ -1,8 +1,10 @@
 """Exported files compute what the model computes and contain everything needed to use them."""
 
 import json
+import tempfile
 import zipfile
 from functools import cache
+from pathlib import Path
 from shutil import which
 
 import numpy as np
@@ -216,3 +218,35 @@ def test_pixels_survive_a_transform_and_its_inverse():
     pixels = np.random.default_rng(1).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
     transform = Transform(6, 5, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
     assert (to_pixels(transform(torch.from_numpy(pixels)), transform) == pixels).all()
+
+
+def test_an_aoti_package_of_another_program_is_not_loaded(tmp_path):
+    """It is a program: loading it runs its code."""
+    path = tmp_path / "model.aoti.pt2"
+    path.write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match="contains a program that this command has not written"):
+        open_export("aoti", path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not which("g++"), reason="no g++")
+def test_machine_code_is_compiled_and_loaded_in_private_folders_only(tmp_path, monkeypatch):
+    """Not in /tmp/torchinductor_NAME, which any user can create first."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    model, metadata = model_and_metadata("lenet-bn")
+    path = tmp_path / "model.aoti.pt2"
+    write_export("aoti", ExportModule(fold_batch_norms(model), metadata.transform), metadata, path)
+    opened = open_export("aoti", path)
+    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    loaded = [library for library in mapped if "data/aotinductor" in library.as_posix()]
+    assert loaded and opened
+    folders = [folder for library in loaded for folder in library.parents if folder.exists()]
+    assert not any(folder.stat().st_mode & 0o022 and not folder.stat().st_mode & 0o1000 for folder in folders)
+    assert not list(shared.rglob("*.so")), "nothing is compiled in the system's temporary folder"
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(CheckpointError, match="has not written"):
+        open_export("aoti", path)

@@ -1,8 +1,8 @@
-"""Train the documented configs and compare their test accuracy with what docs/results.md promises.
+"""Train the documented configs and compare their test accuracy with the minimum in docs/results.md.
 
     python benchmarks/accuracy.py [NAME ...] [--seeds 0 1 2] [--data-dir FOLDER]
 
-Without names, those that take minutes. Prints a line per run; exits with 1 if any accuracy lies below its floor.
+By default, runs the configs that take minutes. Prints a line per run. Exits with 1 if an accuracy is below its minimum.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HOURS = {
     "resnet8-cifar10-test": 0.75,
     "cifar10-fast": 0.937,
 }
-FLOORS = MINUTES | HOURS
+MIN_ACCURACY = MINUTES | HOURS
 
 
 def train(config: str, seed: int, data_dir: str | None) -> dict[str, float]:
@@ -37,24 +37,24 @@ def train(config: str, seed: int, data_dir: str | None) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FLOORS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"config: {', '.join(MIN_ACCURACY)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data lie, for those that are not to be fetched")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="folder with the data; by default they are fetched")
     options = parser.parse_args()
-    if unknown := set(options.names) - set(FLOORS):
-        parser.error(f"{', '.join(sorted(unknown))}: no such name; known are {', '.join(FLOORS)}")
-    short = 0
+    if unknown := set(options.names) - set(MIN_ACCURACY):
+        parser.error(f"{', '.join(sorted(unknown))}: unknown name; known: {', '.join(MIN_ACCURACY)}")
+    failures = 0
     for name in options.names or MINUTES:
         for seed in options.seeds:
             report = train(name, seed, options.data_dir)
             accuracy = report["test_accuracy"]
-            short += accuracy < FLOORS[name]
+            failures += accuracy < MIN_ACCURACY[name]
             print(
                 f"{name} seed {seed}: {accuracy:.2%} of {report['test_samples']:,.0f} images "
-                f"(floor {FLOORS[name]:.1%}), {report['seconds']:.0f} s",
+                f"(minimum {MIN_ACCURACY[name]:.1%}), {report['seconds']:.0f} s",
                 flush=True,
             )
-    sys.exit(1 if short else 0)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

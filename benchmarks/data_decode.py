@@ -1,17 +1,17 @@
-"""Decoding photographs: the loader beside the usual Pillow DataLoader, beside simplejpeg alone, and from a raw store.
+"""Speed of decoding photographs: the loader, a Pillow DataLoader, simplejpeg alone, and the loader on a raw store.
 
     python benchmarks/data_decode.py FOLDER     a folder with train/ and val/ of JPEG images
 
-All ways turn the same training images into uint8 batches of 224 x 224 by a random resized crop and a flip, on two
-threads or two processes. The ways take turns, and the median of the rounds counts, so that other work on the machine
-hits all alike. Ends with status 1 where a ratio is below its mark:
+All variants turn the same training images into uint8 batches of 224 x 224 by a random resized crop and a flip, on two
+threads or two processes. They alternate, and the median over rounds counts, so load from other processes affects all
+alike. Exits with 1 if a ratio is below its target:
 
     loader from JPEG / Pillow DataLoader      2.5
     loader from JPEG / simplejpeg alone       0.85
     loader from raw store / Pillow DataLoader 5
 
-"loader with its cache" is the default of a training: images stay decoded in memory after the first epoch, while they
-fit. It has no mark, since it does not decode.
+"loader with its cache" is the default in training: decoded images stay in memory after the first epoch, as far as they
+fit. It has no target, since it does not decode.
 """
 
 import argparse
@@ -48,7 +48,7 @@ WORKERS, BATCH, SIZE = 2, 64, 224
 
 
 class PillowFolder(torch.utils.data.Dataset[torch.Tensor]):
-    """What most training scripts do: open, convert, random crop, resize, mirror, to a tensor."""
+    """Data set of a typical training script: open, convert, random crop, resize, flip, to tensor."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -93,7 +93,7 @@ def run_simplejpeg(paths: list[Path]) -> Callable[[], int]:
 
 
 def run_loader(dataset: Dataset[EncodedImages], *, cached: bool = False) -> Callable[[], int]:
-    """Uint8 batches, as the others make them: normalizing is not part of the comparison."""
+    """Return a function that loads an epoch of uint8 batches; normalization is not part of the comparison."""
     config = DataConfig(workers=WORKERS, dataset_cache=cached, image_size=SIZE)
     reader = dataset.train
     transform, augment = fit_normalization(reader, config), build_augment(config, reader)
@@ -113,15 +113,15 @@ def run_loader(dataset: Dataset[EncodedImages], *, cached: bool = False) -> Call
     return run
 
 
-def measure(ways: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
-    """Images per second of each way: the median over rounds after a first one that does not count."""
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+def measure(variants: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
+    """Return images per second of each variant: the median over rounds after an uncounted first one."""
+    speeds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
-        for name, run in ways.items():
-            began = time.perf_counter()
+        for name, run in variants.items():
+            start = time.perf_counter()
             count = run()
             if number:
-                speeds[name].append(count / (time.perf_counter() - began))
+                speeds[name].append(count / (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in speeds.items()}
 
 
@@ -133,34 +133,34 @@ def main() -> int:
     torch.set_num_threads(1)
     folders = open_images(options.folder, str(options.folder), ignore_progress)
     if folders is None:
-        print(f"{options.folder}: no images in it")
+        print(f"{options.folder}: no images found")
         return 2
     paths = sorted((options.folder / "train").rglob("*.*"))
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch) / "raw"
-        prepare(folders, place, PrepareOptions("raw", size=SIZE), WORKERS, ignore_progress)
-        store = open_images(place, str(place), ignore_progress)
+        raw_folder = Path(scratch) / "raw"
+        prepare(folders, raw_folder, PrepareOptions("raw", size=SIZE), WORKERS, ignore_progress)
+        store = open_images(raw_folder, str(raw_folder), ignore_progress)
         assert store is not None
-        ways = {
+        variants = {
             "Pillow DataLoader": run_pillow(paths),
             "simplejpeg alone": run_simplejpeg(paths),
             "loader from JPEG": run_loader(folders),
             "loader from raw store": run_loader(store),
             "loader with its cache": run_loader(folders, cached=True),
         }
-        speeds = measure(ways, options.rounds)
+        speeds = measure(variants, options.rounds)
     for name, speed in speeds.items():
         print(f"{name:<24} {speed:8,.0f} images/s")
-    marks = (
+    targets = (
         ("loader from JPEG", "Pillow DataLoader", 2.5),
         ("loader from JPEG", "simplejpeg alone", 0.85),
         ("loader from raw store", "Pillow DataLoader", 5.0),
     )
     failed = False
-    for one, other, mark in marks:
+    for one, other, target in targets:
         ratio = speeds[one] / speeds[other]
-        failed |= ratio < mark
-        print(f"{one} / {other}: {ratio:.2f} (at least {mark:g}) {'ok' if ratio >= mark else 'MISSED'}")
+        failed |= ratio < target
+        print(f"{one} / {other}: {ratio:.2f} (at least {target:g}) {'ok' if ratio >= target else 'MISSED'}")
     return int(failed)
 
 

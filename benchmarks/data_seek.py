@@ -1,15 +1,15 @@
-"""Large sets in tars and TFRecords: how long their index takes, and how soon a restored run has its next batch.
+"""Large data sets in tar files and TFRecords: time to build the index, and time to the first batch of a resumed run.
 
     python benchmarks/data_seek.py [--samples 200000] [--shards 100]
 
 Tiny synthetic images are written as WebDataset tars and as ImageNet TFRecords. For each format:
 
-    index    the first opening: seconds for a million images
-    open     every later opening, with the index from the cache: part of each start and restore
-    seek     from a position in an epoch (its beginning, its middle, its last batch, the middle of the 90th epoch) to
-             the first batch of pixels, by a loader that has fetched nothing yet
+    index    first opening: seconds per million images
+    open     every later opening, with a cached index: part of each start and resume
+    seek     from a position (start, middle and last batch of an epoch, middle of the 90th epoch) to the first batch of
+             pixels, with a new loader
 
-Ends with status 1 where opening again and seeking together take a second or more at any position.
+Exits with 1 if a later opening and a seek together take a second or more at any position.
 """
 
 import argparse
@@ -37,16 +37,16 @@ from convolve.data.readers.detect import open_images  # noqa: E402
 from convolve.download import ignore_progress  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
 
-BATCH, CLASSES, MARK_SECONDS = 16, 10, 1.0
+BATCH, CLASSES, LIMIT_SECONDS = 16, 10, 1.0
 
 
 def make_samples(count: int) -> list[Sample]:
-    """Few different images suffice: only places matter here."""
-    chance = np.random.default_rng(0)
+    """Return samples with few different images; only positions matter here."""
+    rng = np.random.default_rng(0)
     images = []
     for _ in range(CLASSES):
         buffer = io.BytesIO()
-        Image.fromarray(chance.integers(0, 256, (16, 16, 3), np.uint8)).save(buffer, "JPEG")
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(buffer, "JPEG")
         images.append(buffer.getvalue())
     return [(images[number % CLASSES], number % CLASSES) for number in range(count)]
 
@@ -64,35 +64,37 @@ def write_tars(root: Path, train: list[Sample], test: list[Sample], shards: int)
 
 
 def open_timed(root: Path) -> tuple[Dataset[Reader], float]:
-    began = time.perf_counter()
-    found = open_images(root, str(root), ignore_progress)
-    assert found is not None
-    return found, time.perf_counter() - began
+    start = time.perf_counter()
+    dataset = open_images(root, str(root), ignore_progress)
+    assert dataset is not None
+    return dataset, time.perf_counter() - start
 
 
 def seek(dataset: Dataset[Reader], position: int) -> float:
-    """Seconds to the first batch from a position, with a new loader."""
+    """Return the seconds to the first batch from a position, with a new loader."""
     config = DataConfig(image_size=16, workers=2)
-    began = time.perf_counter()
+    start = time.perf_counter()
     loader = open_train_loader(dataset.train, fit_normalization(dataset.train, config), torch.device("cpu"), config)
     batch = next(loader.step_batches(0, position, BATCH, BATCH))
     assert batch.global_samples == min(BATCH, len(dataset.train) - position % len(dataset.train))
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def measure(kind: str, root: Path, count: int) -> bool:
-    """Print one format's figures; whether it holds the mark."""
+    """Print the times of one format and return whether they are within the limit."""
     _, indexing = open_timed(root)
     dataset, opening = open_timed(root)
-    places = {"beginning": 0, "middle": count // 2, "last batch": count - 3, "epoch 90": 89 * count + count // 2}
+    positions = {"start": 0, "middle": count // 2, "last batch": count - 3, "epoch 90": 89 * count + count // 2}
     seek(dataset, 0)
-    seeks = {name: seek(dataset, position) for name, position in places.items()}
-    print(f"{kind:<10} index {indexing:6.2f} s ({indexing / count * 1e6:.0f} s for a million)   open {opening:.3f} s")
+    seeks = {name: seek(dataset, position) for name, position in positions.items()}
+    print(f"{kind:<10} index {indexing:6.2f} s ({indexing / count * 1e6:.0f} s per million)   open {opening:.3f} s")
     for name, seconds in seeks.items():
         print(f"{'':<10} seek to {name:<12} {seconds:.3f} s")
     worst = opening + max(seeks.values())
-    print(f"{'':<10} open and seek {worst:.3f} s (under {MARK_SECONDS:g}) {'ok' if worst < MARK_SECONDS else 'MISSED'}")
-    return worst < MARK_SECONDS
+    print(
+        f"{'':<10} open and seek {worst:.3f} s (under {LIMIT_SECONDS:g}) {'ok' if worst < LIMIT_SECONDS else 'MISSED'}"
+    )
+    return worst < LIMIT_SECONDS
 
 
 def main() -> int:
@@ -106,8 +108,8 @@ def main() -> int:
         os.environ["CONVOLVE_CACHE"] = f"{scratch}/cache"
         write_tars(Path(scratch, "tar"), train, test, options.shards)
         write_imagenet(Path(scratch, "tfrecord"), train, test, options.shards)
-        held = [measure(kind, Path(scratch, kind), options.samples) for kind in ("tar", "tfrecord")]
-    return int(not all(held))
+        passed = [measure(kind, Path(scratch, kind), options.samples) for kind in ("tar", "tfrecord")]
+    return int(not all(passed))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does training wait for its data? ResNet-18 at 128 pixels from folders, tars, TFRecords and a raw store.
+"""Time that training waits for data: ResNet-18 at 128 pixels from folders, tar files, TFRecords and a raw store.
 
     python benchmarks/data_wait.py FOLDER [--iterations 100] [--batch-size 4]
 
-FOLDER has train/ and val/ of JPEG images; the other formats are made from it in a scratch folder. Every run is an
-ordinary training with the defaults of the input (threads, cache); its share of waiting is read from `summary.json`.
-Ends with status 1 where it is 5 % or more in any format.
+FOLDER has train/ and val/ of JPEG images; the other formats are created from it in a temporary folder. Every run is
+ordinary, with default input options (threads, cache). The fraction of time spent waiting is read from `summary.json`.
+Exits with 1 if it is 5 % or more in any format.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from convolve.download import ignore_progress  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
 from record_files import Sample, write_imagenet  # noqa: E402
 
-SIZE, STORED, MARK = 128, 160, 0.05
+SIZE, STORED_SIZE, LIMIT = 128, 160, 0.05
 
 
 def list_samples(reader: EncodedImages) -> list[Sample]:
@@ -37,13 +37,13 @@ def list_samples(reader: EncodedImages) -> list[Sample]:
 
 def write_formats(dataset: Dataset[EncodedImages], scratch: Path) -> None:
     prepare(dataset, scratch / "tar", PrepareOptions("webdataset"), 2, ignore_progress)
-    prepare(dataset, scratch / "raw store", PrepareOptions("raw", size=STORED), 2, ignore_progress)
+    prepare(dataset, scratch / "raw store", PrepareOptions("raw", size=STORED_SIZE), 2, ignore_progress)
     write_imagenet(scratch / "tfrecord", list_samples(dataset.train), list_samples(dataset.test), shards=8)
 
 
 def run(data: Path, run_dir: Path, options: argparse.Namespace) -> dict[str, float]:
-    """The summary of a training."""
-    given = {
+    """Train and return the summary of the run."""
+    options_by_name = {
         "model": "resnet18",
         "data_dir": data,
         "image_size": SIZE,
@@ -56,9 +56,9 @@ def run(data: Path, run_dir: Path, options: argparse.Namespace) -> dict[str, flo
         "report": False,
         "run_dir": run_dir,
     }
-    session.train(resolve(None, None, given).config, SilentConsole())
-    found: dict[str, float] = json.loads((run_dir / "summary.json").read_text())
-    return found
+    session.train(resolve(None, None, options_by_name).config, SilentConsole())
+    summary: dict[str, float] = json.loads((run_dir / "summary.json").read_text())
+    return summary
 
 
 def main() -> int:
@@ -69,17 +69,18 @@ def main() -> int:
     options = parser.parse_args()
     dataset = open_images(options.folder, str(options.folder), ignore_progress)
     if dataset is None:
-        print(f"{options.folder}: no images in it")
+        print(f"{options.folder}: no images found")
         return 2
     failed = False
     with tempfile.TemporaryDirectory() as scratch:
         write_formats(dataset, Path(scratch))
         for kind in ("folder", "tar", "tfrecord", "raw store"):
-            place = options.folder if kind == "folder" else Path(scratch, kind)
-            summary = run(place, Path(scratch, f"run-{kind}"), options)
-            share = summary["data_wait_share"]
-            failed |= share >= MARK
-            print(f"{kind:<10} waiting for data {share:6.2%} (under {MARK:.0%}) {'ok' if share < MARK else 'MISSED'}")
+            folder = options.folder if kind == "folder" else Path(scratch, kind)
+            summary = run(folder, Path(scratch, f"run-{kind}"), options)
+            fraction = summary["data_wait_share"]
+            failed |= fraction >= LIMIT
+            passed = "ok" if fraction < LIMIT else "MISSED"
+            print(f"{kind:<10} waiting for data {fraction:6.2%} (under {LIMIT:.0%}) {passed}")
     return int(failed)
 
 

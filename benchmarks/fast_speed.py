@@ -1,11 +1,10 @@
-"""`cifar10-fast` beside the public record whose recipe it follows: processor time of a whole training.
+"""`cifar10-fast` compared with the public record whose recipe it follows: CPU time of a whole run.
 
     python benchmarks/fast_speed.py [--rounds 3]
 
-Both step in turns on images that lie in memory. What counts is the time of all steps of a training: epochs x 50,000
-images / (images for each second of the processors). The record makes 8 epochs to its published mean of 94.01 %;
-`cifar10-fast` makes as many as its config says, and what it reaches is in docs/results.md. The bar: no more processor
-time than the record. Ends with status 1 where it is missed.
+Both train alternately on images in memory. The CPU time of all steps counts: epochs x 50,000 images / (images per CPU
+second). The record takes 8 epochs to its published mean of 94.01 %; the epochs of `cifar10-fast` are in its config, its
+accuracy is in docs/results.md. Target: no more CPU time than the record. Exits with 1 if it is missed.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import sys
 from statistics import median
 
 from convolve.config.loading import resolve
-from turns import HERE, compare, our_command, take_turns, tell
+from turns import HERE, check_ratio, compare, our_command, take_turns
 
 CONFIG, IMAGES, EPOCHS_OF_RECORD = "cifar10-fast", 50_000, 8
 
@@ -23,7 +22,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     ours = resolve(CONFIG).config.optim.epochs
-    assert ours is not None, "the config says how many epochs it takes"
+    assert ours is not None, "the config sets the number of epochs"
     epochs = {"convolve": ours, "record": EPOCHS_OF_RECORD}
     found = take_turns(
         {
@@ -34,10 +33,10 @@ def main() -> int:
     )
     for name, turns in found.items():
         rate = median(turn["images_per_processor_second"] for turn in turns)
-        print(f"{name}: {epochs[name]:g} epochs take {epochs[name] * IMAGES / rate / 60:.1f} minutes of a processor")
+        print(f"{name}: {epochs[name]:g} epochs take {epochs[name] * IMAGES / rate / 60:.1f} CPU minutes")
     speeds = compare(found, "convolve", "record", "images_per_processor_second")
     ratios = [speed * EPOCHS_OF_RECORD / ours for speed in speeds]
-    return 0 if tell("record / convolve", median(ratios), 1.0, spread=(min(ratios), max(ratios))) else 1
+    return 0 if check_ratio("record / convolve", median(ratios), 1.0, spread=(min(ratios), max(ratios))) else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""LeNet (`lenet-bn`, batch 64, Adam, fp32) on MNIST: whole epochs beside Keras, JAX, Paddle and a PyTorch DataLoader.
+"""LeNet (`lenet-bn`, batch 64, Adam, fp32) on MNIST: whole epochs, compared with Keras, JAX, Paddle and PyTorch.
 
     python benchmarks/lenet_peers.py [--rounds 3] [--steps 937] [--peers keras jax paddle torch] [--data-dir FOLDER]
         [--envs FOLDER]
 
-The network: 20 convolutions of 5x5, ReLU, max-pool, batch norm, 50 of 5x5, ReLU, max-pool, dense. Every framework is
-used as its own documentation shows, with the data in memory, and installed into a virtual environment of its own the
-first time. The bar: 1.6 times the fastest of them. Ends with status 1 where it is missed.
+The model: 20 convolutions of 5x5, ReLU, max-pool, batch norm, 50 of 5x5, ReLU, max-pool, dense. Every framework is used
+as in its documentation, with the data in memory, and installed into a separate virtual environment on first use.
+Target: 1.6 times the fastest of them. Exits with 1 if it is missed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import open_dataset
 from convolve.device import cache_folder
 from convolve.download import ignore_progress
-from turns import hold, our_command, peer_command, take_turns
+from turns import check_ratios, our_command, peer_command, take_turns
 
 PACKAGES = {
     "keras": ("tensorflow-cpu",),
@@ -30,13 +30,13 @@ PACKAGES = {
     "torch": ("torch>=2.13,<2.14", "numpy", "pillow"),
 }
 EPOCH = 60_000 // 64
-BAR = 1.6
+TARGET = 1.6
 
 
 def save_digits(data_dir: Path | None, file: Path) -> None:
-    """MNIST for the peers, in a file that all of them can read."""
-    given = DataConfig(dataset="mnist", data_dir=data_dir)
-    digits = open_dataset(given, announce=print, progress=ignore_progress)
+    """Write MNIST to a file that all frameworks can read."""
+    config = DataConfig(dataset="mnist", data_dir=data_dir)
+    digits = open_dataset(config, announce=print, progress=ignore_progress)
     train, test = digits.train, digits.test
     assert isinstance(train, InMemoryImages) and isinstance(test, InMemoryImages), "MNIST is kept in memory"
     labels, test_labels = (split.labels.astype(np.uint8) for split in (train, test))
@@ -45,16 +45,16 @@ def save_digits(data_dir: Path | None, file: Path) -> None:
 
 
 def our_options(data_dir: Path | None) -> list[str]:
-    place = [] if data_dir is None else ["--data-dir", str(data_dir)]
-    return ["--config", "lenet-bn-mnist", "--batch-size", "64", *place]
+    options = [] if data_dir is None else ["--data-dir", str(data_dir)]
+    return ["--config", "lenet-bn-mnist", "--batch-size", "64", *options]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=EPOCH, help="steps of a turn [937, an epoch]")
+    parser.add_argument("--steps", type=int, default=EPOCH, help="steps per measurement [937, an epoch]")
     parser.add_argument("--peers", nargs="+", choices=PACKAGES, default=list(PACKAGES))
-    parser.add_argument("--data-dir", type=Path, help="folder with MNIST; unset: as `convolve train` finds it")
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST [as `convolve train` finds it]")
     parser.add_argument("--envs", type=Path, default=cache_folder() / "peers")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,9 +69,9 @@ def main() -> int:
         )
     rates = {name: median(turn["images_per_second"] for turn in found[name]) for name in found}
     for name, rate in sorted(rates.items(), key=lambda one: -one[1]):
-        print(f"{name:<10} {rate:>9,.0f} images/s   {60_000 / rate:6.2f} s for an epoch")
+        print(f"{name:<10} {rate:>9,.0f} images/s   {60_000 / rate:6.2f} s per epoch")
     fastest = max(options.peers, key=rates.__getitem__)
-    return 0 if hold(found, "convolve", {fastest: BAR}) else 1
+    return 0 if check_ratios(found, "convolve", {fastest: TARGET}) else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""A player for the benchmarks: a PyTorch training loop as people write it, on one batch that is already there.
+"""Benchmark worker: a typical PyTorch training loop on one batch in memory.
 
     python benchmarks/loops.py plain|tuned|compiled resnet20|resnet50 BATCH STEPS
 
-`plain` is the loop of the tutorials: NCHW, eager, SGD with momentum. `tuned` is the best that a careful user makes of
-it by hand: channels-last, the fused optimizer, and an allocator that keeps freed memory. `compiled` is the tuned loop
-with `torch.compile` on its network.
+`plain` is the loop of the tutorials: NCHW, eager, SGD with momentum. `tuned` is optimized by hand: channels-last, the
+fused optimizer, and an allocator that keeps freed memory. `compiled` is the tuned loop with `torch.compile`.
 """
 
 import ctypes
@@ -30,20 +29,20 @@ def main() -> None:
     tuned = kind != "plain"
     if tuned:
         keep_freed_memory()
-    network, shape, classes = build(name)
-    network.train()
+    model, shape, classes = build(name)
+    model.train()
     layout = torch.channels_last if tuned else torch.contiguous_format
-    network = network.to(memory_format=layout)  # type: ignore[call-overload]
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, *shape).contiguous(memory_format=layout)
     labels = torch.randint(classes, (batch,))
-    optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, fused=True if tuned else None)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, fused=True if tuned else None)
     if kind == "compiled":
-        network.compile()
+        model.compile()
 
     def train(count: int = steps) -> int:
         for _ in range(count):
             optimizer.zero_grad()
-            loss = functional.cross_entropy(network(images), labels)
+            loss = functional.cross_entropy(model(images), labels)
             torch.autograd.backward(loss)
             optimizer.step()
         return count * batch

@@ -1,10 +1,10 @@
-"""Does memory grow while training? The resident memory of a run on the shipped digits, epoch by epoch.
+"""Memory growth during training: resident memory of a run on the built-in digits, epoch by epoch.
 
     python benchmarks/memory_growth.py [--epochs 50]
 
-An ordinary training with validation, a checkpoint and log points in every epoch; its memory is read after each
-validation. The bar: the median of the last ten epochs lies less than 1 % above that of the ten after the first ten,
-which are the warm-up. Ends with status 1 where it is missed.
+An ordinary run with validation, a checkpoint and log points in every epoch. Memory is read after each validation.
+Target: the median of the last ten epochs is less than 1 % above that of epochs 11 to 20; the first ten are the warm-up.
+Exits with 1 if it is missed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ device.prepare()
 
 from convolve.config.loading import resolve  # noqa: E402
 from convolve.loggers.base import SilentConsole, ValidationRecord  # noqa: E402
-from turns import within  # noqa: E402
+from turns import check_limit  # noqa: E402
 
 WARM_UP, LIMIT_PERCENT = 10, 1.0
 
@@ -43,13 +43,13 @@ def main() -> int:
     epochs = parser.parse_args().epochs
     console = MemoryConsole()
     with tempfile.TemporaryDirectory() as folder:
-        given = {"epochs": epochs, "run_dir": f"{folder}/run", "curves": False, "report": False}
-        session.train(resolve("lenet-digits", None, given).config, console)
+        options = {"epochs": epochs, "run_dir": f"{folder}/run", "curves": False, "report": False}
+        session.train(resolve("lenet-digits", None, options).config, console)
     for epoch in range(0, epochs, 10):
         print(f"epoch {epoch + 1:>3}  {console.megabytes[epoch]:7.1f} MB")
     before = median(console.megabytes[WARM_UP : WARM_UP + 10])
     growth = 100 * (median(console.megabytes[-10:]) / before - 1)
-    return 0 if within(f"growth over {epochs} epochs", growth, LIMIT_PERCENT, "%") else 1
+    return 0 if check_limit(f"growth over {epochs} epochs", growth, LIMIT_PERCENT, "%") else 1
 
 
 if __name__ == "__main__":

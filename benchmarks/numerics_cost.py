@@ -1,4 +1,4 @@
-"""What emulated 16-bit arithmetic costs: step time relative to fp32, interleaved in one run, medians.
+"""Cost of emulated 16-bit arithmetic: median step time relative to fp32, alternating in one process.
 
 Usage: python benchmarks/numerics_cost.py [--steps N] [--threads N] [--only NAME]
 Exits 1 if rounding to nearest costs more than 1.3 times, or stochastic rounding more than 1.6 times, the fp32 step.
@@ -33,7 +33,7 @@ def build_steps(name: str) -> dict[str, Callable[[], object]]:
     from convolve.config import ModelConfig, OptimConfig, PrecisionConfig
     from convolve.data.loader.loader import MicroBatch, StepBatch
     from convolve.engine.forward_backward import ForwardBackward, PassContext
-    from convolve.engine.loss import CrossEntropy
+    from convolve.engine.metrics import CrossEntropy
     from convolve.engine.state import TrainState
     from convolve.engine.step import StepParts, train_step
     from convolve.models import registry
@@ -46,20 +46,20 @@ def build_steps(name: str) -> dict[str, Callable[[], object]]:
     images = torch.randn(size, *shape).to(memory_format=torch.channels_last)
     batch = StepBatch((MicroBatch(images, torch.arange(size) % classes, 0),), size)
     cpu, steps = torch.device("cpu"), dict[str, Callable[[], object]]()
-    for policy, given in POLICIES.items():
-        network = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
-        network = network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-        precision = PrecisionConfig(**given)
+    for policy, options in POLICIES.items():
+        model = registry.build(name, classes=classes, input_shape=shape, seed=0, options=ModelConfig(model=name))
+        model = model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        precision = PrecisionConfig(**options)
         choice = select_numerics(precision, cpu)
-        arithmetic = build_execution(choice, cpu)
-        arithmetic.install(network)
-        arithmetic.round_initial_weights()
-        optimizer = build_optimizer(network, OptimConfig(optimizer="momentum"))
+        execution = build_execution(choice, cpu)
+        execution.install(model)
+        execution.round_initial_weights()
+        optimizer = build_optimizer(model, OptimConfig(optimizer="momentum"))
         scaler = build_scaler(precision, choice.policy, (1, 1))
-        state = TrainState(network, optimizer, execution=arithmetic, scaler=scaler)
+        state = TrainState(model, optimizer, execution=execution, scaler=scaler)
         parts = StepParts(
             schedule=lambda samples: 0.01,
-            forward_backward=ForwardBackward(model=network, loss=CrossEntropy(), context=PassContext(0, arithmetic)),
+            forward_backward=ForwardBackward(model=model, loss=CrossEntropy(), context=PassContext(0, execution)),
         )
         steps[policy] = partial(train_step, state, batch, parts)
     return steps

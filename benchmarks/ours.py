@@ -23,22 +23,21 @@ from turns import Turn, serve, timed  # noqa: E402
 
 
 def main() -> None:
-    steps, words = int(sys.argv[1]), sys.argv[2:]
+    steps, argv = int(sys.argv[1]), sys.argv[2:]
     parser = Parser("train", "Train a config in turns.")
     add_config_flags(parser)
-    config = read_config(parser.parse(translate(words)))
+    config = read_config(parser.parse(translate(argv)))
     with tempfile.TemporaryDirectory() as folder:
         device.configure(config.run.threads)
-        contestant = open_bench_run(config, Path(folder), SilentConsole(), SingleProcess())
-        contestant.warm_up(BenchPlan(warmup=2, run_steps=steps))
+        run = open_bench_run(config, Path(folder), SilentConsole(), SingleProcess())
+        run.warm_up(BenchPlan(warmup=2, run_steps=steps))
 
-        train = timed(lambda: contestant.train(steps).samples)
+        train = timed(lambda: run.train(steps).samples)
 
-        def play() -> Turn:
-            turn = train()
-            return {**turn, "multiply_adds": contestant.multiply_adds, "matmul_flops": measure_matmul()}
+        def measure() -> Turn:
+            return {**train(), "multiply_adds": run.multiply_adds, "matmul_flops": measure_matmul()}
 
-        serve(play)
+        serve(measure)
 
 
 if __name__ == "__main__":

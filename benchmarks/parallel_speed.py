@@ -1,8 +1,8 @@
-"""Two single-thread replicas and a two-stage pipeline against one process with two threads, in one run.
+"""Speed of two single-thread replicas and of a two-stage pipeline, relative to one process with two threads.
 
-Layouts take turns, several rounds of each; the figure is images per second by the median of the rounds. The bars: two
-replicas reach 90 % of one process on resnet20 and beat it on LeNet, at the same global batch; two stages with 16 micro
-batches reach 75 %. Ends with code 1 when a bar is missed.
+Layouts alternate for several rounds; the median images/s over rounds counts. Targets: two replicas reach 90 % of one
+process on resnet20 and 100 % on LeNet, at the same global batch; two stages with 16 micro batches reach 75 %. Exits
+with 1 if a target is missed.
 
     python benchmarks/parallel_speed.py [--rounds 3]
 """
@@ -36,7 +36,7 @@ BARS = [
 
 
 def measure(options: list[str]) -> float:
-    """Images per second of one training, its first report left out."""
+    """Return images per second of one run, without its first log interval."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "convolve", "train", *options, *QUIET, "--run-dir", str(Path(folder) / "run")]
         done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
@@ -46,7 +46,7 @@ def measure(options: list[str]) -> float:
 def main() -> int:
     """Measure all layouts in turn and compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="times that each layout runs")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each layout")
     rounds = parser.parse_args().rounds
     speeds: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Residual networks as PyTorch users write them: nothing but torch's own modules, none of convolve's."""
+"""ResNets as PyTorch users write them, without any module of convolve."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class Residual(nn.Module):
-    """A branch of convolutions and norms beside a shortcut."""
+    """ReLU of the sum of a branch and a shortcut."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Residual(nn.Module):
 
 
 class Subsample(nn.Module):
-    """The shortcut without weights: every second pixel, and channels of zeros."""
+    """Shortcut without weights: every second pixel, and channels of zeros."""
 
     def __init__(self, extra: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ NETWORKS = {"resnet20": (build_resnet20, (3, 32, 32), 10), "resnet50": (build_re
 
 
 def build(name: str) -> tuple[nn.Module, tuple[int, int, int], int]:
-    """A network, the shape of its images and the number of its classes."""
+    """Return a model, its input shape and number of classes."""
     make, shape, classes = NETWORKS[name]
     torch.manual_seed(0)
     return make(), shape, classes

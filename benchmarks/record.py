@@ -1,11 +1,11 @@
-"""A player for the benchmarks: the public record for 94 % on CIFAR-10 (airbench94_muon, Jordan 2024), on this CPU.
+"""Benchmark worker: the public record for 94 % on CIFAR-10 (airbench94_muon, Jordan 2024), on this CPU.
 
     python benchmarks/record.py STEPS
 
-The record's own script knows GPUs with 16-bit formats only. This is its network and its update, written for a CPU in
-fp32 with nothing but PyTorch: channels-last, a fused optimizer and an allocator that keeps memory. It steps on one
-batch of 2000 images that is there already. Only the time of a step counts, so all that is not a convolution has one
-rate; and the first layer's bias is left as it is, which the record does from its third epoch on, and which is quicker.
+The original script needs a GPU and 16-bit formats. This is its model and its update in plain PyTorch for a CPU in fp32:
+channels-last, a fused optimizer and an allocator that keeps freed memory, on one batch of 2000 images in memory. Only
+the time of a step counts, so all parameters but convolutions have one learning rate, and the bias of the first layer is
+frozen, as in the record from its third epoch on, which is faster.
 """
 
 import sys
@@ -49,7 +49,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class Muon:
-    """Momentum of convolutions, orthogonalized; weights keep their norm."""
+    """Orthogonalized momentum for convolutions; weights keep their norm."""
 
     def __init__(self, weights: list[Tensor], rate: float, momentum: float) -> None:
         self.moving = [(weight, torch.zeros_like(weight)) for weight in weights]
@@ -69,23 +69,23 @@ def main() -> None:
     steps = int(sys.argv[1])
     keep_freed_memory()
     torch.manual_seed(0)
-    network = build().train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build().train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (BATCH,))
-    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    muon = Muon([one for one in learning if one.ndim == 4], rate=0.24, momentum=0.6)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    muon = Muon([one for one in trained if one.ndim == 4], rate=0.24, momentum=0.6)
     rest = torch.optim.SGD(
-        [one for one in learning if one.ndim != 4], 0.05, 0.85, weight_decay=0.07, nesterov=True, fused=True
+        [one for one in trained if one.ndim != 4], 0.05, 0.85, weight_decay=0.07, nesterov=True, fused=True
     )
 
     def train(count: int = steps) -> int:
         for _ in range(count):
-            logits = network(images) / 256
+            logits = model(images) / 256
             loss = functional.cross_entropy(logits, labels, label_smoothing=0.2, reduction="sum")
             torch.autograd.backward(loss)
             muon.step()
             rest.step()
-            network.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=True)
         return count * BATCH
 
     train(1)

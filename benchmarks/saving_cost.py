@@ -1,11 +1,10 @@
-"""What saving and logging cost a training: their share of its time, at one checkpoint every 30 seconds.
+"""Cost of saving and logging: fraction of the training time, at one checkpoint every 30 seconds.
 
     python benchmarks/saving_cost.py [--seconds 12] [--only lenet|resnet20|resnet50]
 
-A training runs for some seconds with its usual log points and one save on the way. The time that its loop spends in
-logging and in saving is added up. Files are written beside the next steps; so the processor time of a complete save,
-with nothing beside it, is taken from what all threads could have done meanwhile. The bar: under 3.5 %. Ends with status
-1 where it is missed.
+A run trains for some seconds with its usual log points and one save. The time that its loop spends in logging and
+saving is summed. Files are written in the background, so the CPU time of a complete save, measured alone and divided by
+the number of threads, is added. Limit: 3.5 %. Exits with 1 if it is exceeded.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from convolve.engine.callbacks import IntervalTrigger, LogCallback, SaveCallback
 from convolve.engine.loop import Callback, StepEvent, fit, samples_after_steps  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
 from convolve.runs.session import open_session  # noqa: E402
-from turns import within  # noqa: E402
+from turns import check_limit  # noqa: E402
 
 EVERY_SECONDS, LIMIT_PERCENT = 30.0, 3.5
 CASES: dict[str, dict[str, object]] = {
@@ -44,7 +43,7 @@ CASES: dict[str, dict[str, object]] = {
 
 
 class Timed:
-    """A callback with a clock: seconds and processor seconds of its calls."""
+    """Callback that measures wall and CPU seconds of another one."""
 
     timed = True
 
@@ -52,31 +51,31 @@ class Timed:
         self.inner = inner
         self.seconds = 0.0
         self.last_seconds = 0.0
-        self.last_processor_seconds = 0.0
+        self.last_cpu_seconds = 0.0
 
     def on_step_end(self, event: StepEvent) -> None:
-        began, worked = time.perf_counter(), time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         self.inner.on_step_end(event)
-        took = time.perf_counter() - began
+        took = time.perf_counter() - start
         if event.last:
-            self.last_seconds, self.last_processor_seconds = took, time.process_time() - worked
+            self.last_seconds, self.last_cpu_seconds = took, time.process_time() - cpu_start
         else:
             self.seconds += took
 
 
 def measure(name: str, seconds: float) -> float:
-    """The share of saving and logging in percent."""
-    given = {**CASES[name], "generated_data": True, "validation_mode": "none"}
+    """Return the fraction of time spent in saving and logging, in percent."""
+    options = {**CASES[name], "generated_data": True, "validation_mode": "none"}
     with tempfile.TemporaryDirectory() as folder:
-        run = open_session(resolve(None, None, given).config, Path(folder), SilentConsole(), SingleProcess())
+        run = open_session(resolve(None, None, options).config, Path(folder), SilentConsole(), SingleProcess())
         config, state, parts, per_epoch = run.config, run.state, run.parts, len(run.loader)
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = run.loader.step_batches(config.run.seed, 0, *sizes)
         with run.outputs.open_loggers(SilentConsole()):
             fit(state, batches, parts, [], total=samples_after_steps(3, config, per_epoch))
-            began = time.perf_counter()
+            start = time.perf_counter()
             fit(state, batches, parts, [], total=samples_after_steps(6, config, per_epoch))
-            steps = 6 + 2 * max(1, round(seconds * 3 / (time.perf_counter() - began) / 2))
+            steps = 6 + 2 * max(1, round(seconds * 3 / (time.perf_counter() - start) / 2))
             total, logger = samples_after_steps(steps, config, per_epoch), run.outputs.logger
             log = Timed(
                 LogCallback(
@@ -92,17 +91,17 @@ def measure(name: str, seconds: float) -> float:
                     logger=logger,
                 )
             )
-            began = time.perf_counter()
+            start = time.perf_counter()
             fit(state, batches, parts, [log, save], total=total)
-            took = time.perf_counter() - began - save.last_seconds
-    per_save = save.seconds + save.last_processor_seconds / torch.get_num_threads()
-    share = 100 * (log.seconds / took + per_save / EVERY_SECONDS)
+            took = time.perf_counter() - start - save.last_seconds
+    per_save = save.seconds + save.last_cpu_seconds / torch.get_num_threads()
+    percent = 100 * (log.seconds / took + per_save / EVERY_SECONDS)
     print(
-        f"{name}: logging {1000 * log.seconds:.1f} ms in {took:.1f} s; a save holds up the loop for "
-        f"{1000 * save.seconds:.0f} ms, and takes {1000 * save.last_seconds:.0f} ms in all, "
-        f"{1000 * save.last_processor_seconds:.0f} ms of the processor"
+        f"{name}: logging {1000 * log.seconds:.1f} ms in {took:.1f} s; a save blocks the loop for "
+        f"{1000 * save.seconds:.0f} ms, and takes {1000 * save.last_seconds:.0f} ms in total, "
+        f"{1000 * save.last_cpu_seconds:.0f} ms of CPU time"
     )
-    return share
+    return percent
 
 
 def main() -> int:
@@ -110,8 +109,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
     options = parser.parse_args()
-    held = [within(name, measure(name, options.seconds), LIMIT_PERCENT, "%") for name in options.only]
-    return 0 if all(held) else 1
+    passed = [check_limit(name, measure(name, options.seconds), LIMIT_PERCENT, "%") for name in options.only]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

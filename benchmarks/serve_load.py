@@ -1,20 +1,20 @@
-"""Load and abuse on a loopback server; every line that is promised is checked.
+"""Load and abuse test of a server on the loopback interface.
 
     python benchmarks/serve_load.py RUN [--seconds 6] [--clients 32] [--threads 1]
 
     batching      closed loop: requests/s with dynamic batching, at least 3 times those of batches of one image
-    overload      open loop: twice the requests/s that it was just seen to carry arrive, whether or not others were
-                  answered; a short queue. The p99 of refusals and that of accepted requests are each below half a
-                  second, and accepted ones wait no longer in the second half than in the first (1.5 times at most)
-    abuse         1,000 idle sockets, slow bodies, endless forms, huge pictures and wrong types, beside good clients:
-                  each gets its status, the good ones only 200 and a p99 less than half a second above that without
-                  abuse, and memory grows by less than 64 MB
-    end           SIGTERM under load: every request that was sent is answered, and the server ends with 0
+    overload      open loop at twice the measured capacity, with a short queue: the p99 latencies of rejected and of
+                  accepted requests are below 0.5 s, and that of accepted ones in the second half is at most 1.5 times
+                  that in the first
+    abuse         1,000 idle sockets, slow bodies, endless forms, huge images and wrong types, together with good
+                  clients: each kind gets its status, good clients get only 200 and a p99 less than 0.5 s above that
+                  without abuse, and memory grows by less than 64 MB
+    end           SIGTERM under load: every request gets a response, and the server exits with 0
 
-Prints one table, then what does not hold; exits 1 if anything does not.
+Prints a table, then the checks that failed. Exits with 1 if any did.
 
-One image at a time is slow for networks with many layers, where each layer costs more to start than to compute; a
-network of two layers spends its time in HTTP instead, and batching cannot help it three times. Use a deep one.
+Use a model with many layers, for which starting a layer costs more than computing it. A model of two layers spends its
+time in HTTP, and batching cannot make it three times faster.
 """
 
 import argparse
@@ -41,11 +41,11 @@ GONE = (asyncio.IncompleteReadError, OSError)
 
 
 @dataclass
-class Seen:
-    """What the clients saw, in seconds and statuses."""
+class Responses:
+    """Responses that the clients received, with latencies in seconds."""
 
     accepted: list[float] = field(default_factory=list)
-    refused: list[float] = field(default_factory=list)
+    rejected: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     lost: int = 0
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class Seen:
         if status == 200:
             self.accepted.append(took)
         elif status == 429:
-            self.refused.append(took)
+            self.rejected.append(took)
 
     @property
     def rate(self) -> float:
@@ -66,20 +66,20 @@ class Seen:
         return {status: count for status, count in self.statuses.items() if status not in (200, 429)}
 
 
-def milliseconds(values: list[float], share: float) -> float:
-    return 1000 * float(np.quantile(values, share)) if values else float("nan")
+def milliseconds(values: list[float], fraction: float) -> float:
+    return 1000 * float(np.quantile(values, fraction)) if values else float("nan")
 
 
 class Served:
-    """A server in a process of its own."""
+    """A server process."""
 
     def __init__(self, run: str, *words: str) -> None:
         command = [sys.executable, "-u", "-m", "convolve", "serve", run, "--port", "0", "--reload", "none", *words]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if found := re.search(r"http://\S+:(\d+)/", line):
-                self.port = int(found[1])
+            if match := re.search(r"http://\S+:(\d+)/", line):
+                self.port = int(match[1])
                 return
         raise SystemExit("the server did not start")
 
@@ -103,8 +103,8 @@ def post(body: bytes, kind: str = "image/png") -> bytes:
     return f"{head}\r\n".encode() + body
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Status, and whether the connection stays open."""
+async def read_response(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    """Return the status, and whether the connection stays open."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
     assert length is not None, head
@@ -112,93 +112,93 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bool]:
     return int(head[9:12]), b"connection: close" not in head.lower()
 
 
-async def ask_again_and_again(served: Served, request: bytes, seen: Seen, going: asyncio.Event) -> None:
-    """One client of a closed loop: the next request follows the answer. Ends when nobody listens any more."""
+async def run_client(served: Served, request: bytes, seen: Responses, active: asyncio.Event) -> None:
+    """Run one client of a closed loop, which sends the next request after each response, until the server is gone."""
     connection: Connection | None = None
-    while going.is_set():
+    while active.is_set():
         if connection is None:
             try:
                 connection = await served.connect()
             except OSError:
                 return
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             connection[1].write(request)
-            status, stays = await read_answer(connection[0])
+            status, keep_alive = await read_response(connection[0])
         except GONE:
             seen.lost += 1
             return
-        seen.note(status, time.perf_counter() - began)
-        if not stays:
+        seen.note(status, time.perf_counter() - start)
+        if not keep_alive:
             connection[1].close()
             connection = None
     if connection is not None:
         connection[1].close()
 
 
-async def closed_loop(served: Served, request: bytes, clients: int, seconds: float) -> Seen:
-    seen, going = Seen(), asyncio.Event()
-    going.set()
-    began = time.perf_counter()
-    tasks = [asyncio.create_task(ask_again_and_again(served, request, seen, going)) for _ in range(clients)]
+async def closed_loop(served: Served, request: bytes, clients: int, seconds: float) -> Responses:
+    seen, active = Responses(), asyncio.Event()
+    active.set()
+    start = time.perf_counter()
+    tasks = [asyncio.create_task(run_client(served, request, seen, active)) for _ in range(clients)]
     await asyncio.sleep(seconds)
-    going.clear()
+    active.clear()
     await asyncio.gather(*tasks)
-    seen.seconds = time.perf_counter() - began
+    seen.seconds = time.perf_counter() - start
     return seen
 
 
-async def open_loop(served: Served, request: bytes, rate: float, seconds: float) -> Seen:
-    """Requests arrive at a fixed rate. Their time counts from when they were due, so a late sender hides nothing."""
-    seen, idle, began = Seen(), list[Connection](), time.perf_counter()
+async def open_loop(served: Served, request: bytes, rate: float, seconds: float) -> Responses:
+    """Send requests at a fixed rate. Latency counts from the time a request was due, so a late sender hides nothing."""
+    seen, idle, start = Responses(), list[Connection](), time.perf_counter()
 
     async def one(due: float) -> None:
         try:
             connection = idle.pop() if idle else await served.connect()
             connection[1].write(request)
-            status, stays = await read_answer(connection[0])
+            status, keep_alive = await read_response(connection[0])
         except GONE:
             seen.lost += 1
             return
         seen.note(status, time.perf_counter() - due)
-        idle.append(connection) if stays else connection[1].close()
+        idle.append(connection) if keep_alive else connection[1].close()
 
     tasks = []
     for number in range(int(rate * seconds)):
-        due = began + number / rate
+        due = start + number / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(one(due)))
-    seen.seconds = time.perf_counter() - began
+    seen.seconds = time.perf_counter() - start
     await asyncio.gather(*tasks)
     for _, writer in idle:
         writer.close()
     return seen
 
 
-async def abuse_once(served: Served, head: bytes, piece: bytes, pause: float, seen: Seen) -> None:
-    """Send pieces for ever until the server answers."""
+async def abuse_once(served: Served, head: bytes, piece: bytes, pause: float, seen: Responses) -> None:
+    """Send pieces until the server responds."""
     reader, writer = await served.connect()
-    answer = asyncio.create_task(read_answer(reader))
-    began = time.perf_counter()
+    response = asyncio.create_task(read_response(reader))
+    start = time.perf_counter()
     with suppress(OSError):
         writer.write(head)
-        while not answer.done():
+        while not response.done():
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(pause)
     try:
-        seen.note((await answer)[0], time.perf_counter() - began)
+        seen.note((await response)[0], time.perf_counter() - start)
     except GONE:
         seen.lost += 1
     writer.close()
 
 
-async def for_ever(work, *arguments) -> None:  # type: ignore[no-untyped-def]
+async def repeat(work, *arguments) -> None:  # type: ignore[no-untyped-def]
     while True:
         await work(*arguments)
 
 
-async def idle_until_closed(served: Served, seen: Seen) -> None:
+async def idle_until_closed(served: Served, seen: Responses) -> None:
     reader, writer = await served.connect()
     with suppress(OSError):
         await reader.read(1)
@@ -206,29 +206,29 @@ async def idle_until_closed(served: Served, seen: Seen) -> None:
     writer.close()
 
 
-async def send_once(served: Served, request: bytes, seen: Seen) -> None:
+async def send_once(served: Served, request: bytes, seen: Responses) -> None:
     reader, writer = await served.connect()
     try:
         writer.write(request)
-        seen.note((await read_answer(reader))[0], 0.0)
+        seen.note((await read_response(reader))[0], 0.0)
     except GONE:
         seen.lost += 1
     writer.close()
     await asyncio.sleep(0.02)
 
 
-async def under_abuse(served: Served, good: bytes, seconds: float) -> tuple[Seen, dict[str, Seen]]:
-    """Good clients beside every kind of bad ones; what each kind saw."""
-    kinds = {name: Seen() for name in ("slow", "endless", "huge", "wrong", "idle")}
+async def under_abuse(served: Served, good: bytes, seconds: float) -> tuple[Responses, dict[str, Responses]]:
+    """Run good clients and every kind of bad ones; return the responses of each."""
+    kinds = {name: Responses() for name in ("slow", "endless", "huge", "wrong", "idle")}
     head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {}\r\n{}\r\n\r\n"
     slow = head.format("image/png", "Content-Length: 100000").encode()
     form = head.format("multipart/form-data; boundary=x", "Transfer-Encoding: chunked").encode()
     chunk = b"10000\r\n" + b"-" * 65536 + b"\r\n"
     tasks = [asyncio.create_task(idle_until_closed(served, kinds["idle"])) for _ in range(IDLE)]
-    tasks += [asyncio.create_task(for_ever(abuse_once, served, slow, b"x", 0.1, kinds["slow"])) for _ in range(20)]
-    tasks += [asyncio.create_task(for_ever(abuse_once, served, form, chunk, 0.005, kinds["endless"])) for _ in range(2)]
-    tasks.append(asyncio.create_task(for_ever(send_once, served, post(huge_picture()), kinds["huge"])))
-    tasks.append(asyncio.create_task(for_ever(send_once, served, post(b"x", "text/html"), kinds["wrong"])))
+    tasks += [asyncio.create_task(repeat(abuse_once, served, slow, b"x", 0.1, kinds["slow"])) for _ in range(20)]
+    tasks += [asyncio.create_task(repeat(abuse_once, served, form, chunk, 0.005, kinds["endless"])) for _ in range(2)]
+    tasks.append(asyncio.create_task(repeat(send_once, served, post(huge_image()), kinds["huge"])))
+    tasks.append(asyncio.create_task(repeat(send_once, served, post(b"x", "text/html"), kinds["wrong"])))
     await asyncio.sleep(0.5)
     seen = await closed_loop(served, good, GOOD_CLIENTS, seconds)
     for task in tasks:
@@ -237,24 +237,24 @@ async def under_abuse(served: Served, good: bytes, seconds: float) -> tuple[Seen
     return seen, kinds
 
 
-async def end_under_load(served: Served, request: bytes, clients: int) -> Seen:
-    seen, going = Seen(), asyncio.Event()
-    going.set()
-    began = time.perf_counter()
-    tasks = [asyncio.create_task(ask_again_and_again(served, request, seen, going)) for _ in range(clients)]
+async def end_under_load(served: Served, request: bytes, clients: int) -> Responses:
+    seen, active = Responses(), asyncio.Event()
+    active.set()
+    start = time.perf_counter()
+    tasks = [asyncio.create_task(run_client(served, request, seen, active)) for _ in range(clients)]
     await asyncio.sleep(2)
     served.process.send_signal(signal.SIGTERM)
     await asyncio.gather(*tasks)
-    seen.seconds = time.perf_counter() - began
+    seen.seconds = time.perf_counter() - start
     return seen
 
 
-def picture(size: int) -> bytes:
+def random_image(size: int) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
     return encode(Image.fromarray(pixels))
 
 
-def huge_picture() -> bytes:
+def huge_image() -> bytes:
     return encode(Image.new("1", (30_000, 30_000)))
 
 
@@ -264,29 +264,29 @@ def encode(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-class Verdict:
-    """The table, and the promises that were broken."""
+class Report:
+    """The printed table, and the checks that failed."""
 
     def __init__(self) -> None:
-        self.broken: list[str] = []
+        self.failed: list[str] = []
         print(f"{'':<22}{'requests/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'accepted':>10}{'429':>7}{'429 p99':>9}  other")
 
-    def show(self, name: str, seen: Seen) -> None:
-        p50, p99 = (milliseconds(seen.accepted, share) for share in (0.5, 0.99))
-        late = f"{milliseconds(seen.refused, 0.99):.1f}" if seen.refused else "-"
-        figures = f"{seen.rate:>11.1f}{p50:>9.1f}{p99:>9.1f}{len(seen.accepted):>10}{len(seen.refused):>7}{late:>9}"
+    def show(self, name: str, seen: Responses) -> None:
+        p50, p99 = (milliseconds(seen.accepted, fraction) for fraction in (0.5, 0.99))
+        late = f"{milliseconds(seen.rejected, 0.99):.1f}" if seen.rejected else "-"
+        figures = f"{seen.rate:>11.1f}{p50:>9.1f}{p99:>9.1f}{len(seen.accepted):>10}{len(seen.rejected):>7}{late:>9}"
         lost = f", lost {seen.lost}" if seen.lost else ""
         print(f"{name:<22}{figures}  {seen.others or '-'}{lost}", flush=True)
         self.require(not seen.others and not seen.lost, f"{name}: only 200 and 429, and nothing lost")
 
-    def require(self, holds: bool, what: str) -> None:
-        if not holds:
-            self.broken.append(what)
+    def require(self, passed: bool, check: str) -> None:
+        if not passed:
+            self.failed.append(check)
 
 
-def measure_batching(options: argparse.Namespace, request: bytes, verdict: Verdict) -> Seen:
-    """Both servers run at once and take turns, so that other work on the machine hits both alike."""
-    found = {"batched": Seen(), "one at a time": Seen()}
+def measure_batching(options: argparse.Namespace, request: bytes, report: Report) -> Responses:
+    """Measure both servers alternately, so load from other processes affects both alike."""
+    found = {"batched": Responses(), "one at a time": Responses()}
     threads = ("--threads", options.threads)
     with Served(options.run, *threads) as many, Served(options.run, "--max-batch", "1", *threads) as single:
         for served in (many, single):
@@ -299,56 +299,56 @@ def measure_batching(options: argparse.Namespace, request: bytes, verdict: Verdi
                 seen.seconds += part.seconds
                 seen.lost += part.lost
     for name, seen in found.items():
-        verdict.show(f"{name}, {options.clients}", seen)
+        report.show(f"{name}, {options.clients}", seen)
     batched, single_seen = found.values()
     ratio = batched.rate / single_seen.rate
     print(f"    batching gives {ratio:.2f} times the requests/s")
-    verdict.require(ratio >= 3, f"batching: {ratio:.2f} times one at a time, at least 3")
+    report.require(ratio >= 3, f"batching: {ratio:.2f} times one at a time, at least 3")
     return batched
 
 
-def measure_overload(options: argparse.Namespace, request: bytes, capacity: float, verdict: Verdict) -> None:
+def measure_overload(options: argparse.Namespace, request: bytes, capacity: float, report: Report) -> None:
     queue = options.clients
     with Served(options.run, "--queue", str(queue), "--threads", options.threads) as served:
         asyncio.run(closed_loop(served, request, 2, 0.5))
         seen = asyncio.run(open_loop(served, request, 2 * capacity, options.seconds))
-    verdict.show(f"{2 * capacity:.0f}/s arrive, queue {queue}", seen)
-    refusal, waited = milliseconds(seen.refused, 0.99), milliseconds(seen.accepted, 0.99)
+    report.show(f"{2 * capacity:.0f}/s arrive, queue {queue}", seen)
+    rejection, waited = milliseconds(seen.rejected, 0.99), milliseconds(seen.accepted, 0.99)
     middle = len(seen.accepted) // 2
     first, second = (milliseconds(half, 0.99) for half in (seen.accepted[:middle], seen.accepted[middle:]))
     print(f"    {seen.rate / capacity:.0%} of the capacity was used; p99 of the halves {first:.0f} and {second:.0f} ms")
-    verdict.require(bool(seen.refused) and refusal < 500, f"overload: 429 p99 {refusal:.0f} ms, at most 500")
-    verdict.require(waited < 500, f"overload: accepted p99 {waited:.0f} ms, at most 500")
-    verdict.require(second <= 1.5 * first, f"overload: p99 rose from {first:.0f} to {second:.0f} ms, at most by half")
+    report.require(bool(seen.rejected) and rejection < 500, f"overload: 429 p99 {rejection:.0f} ms, at most 500")
+    report.require(waited < 500, f"overload: accepted p99 {waited:.0f} ms, at most 500")
+    report.require(second <= 1.5 * first, f"overload: p99 rose from {first:.0f} to {second:.0f} ms, at most by half")
 
 
-def measure_abuse(options: argparse.Namespace, request: bytes, verdict: Verdict) -> None:
+def measure_abuse(options: argparse.Namespace, request: bytes, report: Report) -> None:
     words = ("--body-seconds", f"{BODY_SECONDS:g}", "--max-body-mb", "4", "--threads", options.threads)
     with Served(options.run, *words) as served:
         calm = asyncio.run(closed_loop(served, request, GOOD_CLIENTS, options.seconds))
-        asyncio.run(under_abuse(served, request, 1.0))  # the first time grows buffers that stay
+        asyncio.run(under_abuse(served, request, 1.0))  # the first time allocates buffers that are kept
         before = served.memory_mb()
         seen, kinds = asyncio.run(under_abuse(served, request, max(options.seconds, HEAD_SECONDS + 3)))
         growth = served.memory_mb() - before
         alive = served.process.poll() is None
-    verdict.show(f"calm, {GOOD_CLIENTS}", calm)
-    verdict.show(f"beside abuse, {GOOD_CLIENTS}", seen)
-    told = ", ".join(f"{name} {dict(one.statuses) or f'{one.lost} closed'}" for name, one in kinds.items())
-    print(f"    {told}; memory {before:.0f} MB, {growth:+.1f} MB")
+    report.show(f"calm, {GOOD_CLIENTS}", calm)
+    report.show(f"with abuse, {GOOD_CLIENTS}", seen)
+    responses = ", ".join(f"{name} {dict(one.statuses) or f'{one.lost} closed'}" for name, one in kinds.items())
+    print(f"    {responses}; memory {before:.0f} MB, {growth:+.1f} MB")
     for name, status in (("slow", 408), ("endless", 413), ("huge", 413), ("wrong", 415)):
-        verdict.require(set(kinds[name].statuses) == {status}, f"abuse, {name}: only {status}")
-    verdict.require(kinds["idle"].lost == IDLE, f"abuse: all {IDLE} idle connections are closed")
-    verdict.require(alive and growth < LARGEST_GROWTH_MB, f"abuse: memory grew by {growth:.0f} MB")
+        report.require(set(kinds[name].statuses) == {status}, f"abuse, {name}: only {status}")
+    report.require(kinds["idle"].lost == IDLE, f"abuse: all {IDLE} idle connections are closed")
+    report.require(alive and growth < LARGEST_GROWTH_MB, f"abuse: memory grew by {growth:.0f} MB")
     slower = milliseconds(seen.accepted, 0.99) - milliseconds(calm.accepted, 0.99)
-    verdict.require(slower < 500, f"abuse: the p99 of good clients rose by {slower:.0f} ms, at most 500")
+    report.require(slower < 500, f"abuse: the p99 of good clients rose by {slower:.0f} ms, at most 500")
 
 
-def measure_end(options: argparse.Namespace, request: bytes, verdict: Verdict) -> None:
+def measure_end(options: argparse.Namespace, request: bytes, report: Report) -> None:
     served = Served(options.run, "--threads", options.threads)
     seen = asyncio.run(end_under_load(served, request, options.clients))
     code = served.process.wait(60)
-    verdict.show(f"SIGTERM, {options.clients}", seen)
-    verdict.require(code == 0, f"SIGTERM: the server ended with {code}")
+    report.show(f"SIGTERM, {options.clients}", seen)
+    report.require(code == 0, f"SIGTERM: the server exited with {code}")
 
 
 def main() -> int:
@@ -358,13 +358,13 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--threads", default="1")
     options = parser.parse_args()
-    request, verdict = post(picture(32)), Verdict()
-    batched = measure_batching(options, request, verdict)
-    measure_overload(options, request, batched.rate, verdict)
-    measure_abuse(options, request, verdict)
-    measure_end(options, request, verdict)
-    print("\n".join(f"DOES NOT HOLD: {line}" for line in verdict.broken) or "all of it holds")
-    return 1 if verdict.broken else 0
+    request, report = post(random_image(32)), Report()
+    batched = measure_batching(options, request, report)
+    measure_overload(options, request, batched.rate, report)
+    measure_abuse(options, request, report)
+    measure_end(options, request, report)
+    print("\n".join(f"FAILED: {line}" for line in report.failed) or "all checks passed")
+    return 1 if report.failed else 0
 
 
 if __name__ == "__main__":

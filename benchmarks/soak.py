@@ -1,22 +1,22 @@
-"""An hour of training and serving, watched from outside: memory and open files must stay flat.
+"""Soak test: memory, open files and threads of training and serving must stay constant for an hour.
 
     python benchmarks/soak.py [--minutes 60] [--share 0.1] [--pause 0.3]
 
-Three processes of their own:
+Three processes:
 
-    many      one short training after the other in one process, each with validation, curves and report
-    long      one training that goes on all the time, with a checkpoint and a validation in each of its short epochs
-    serve     a server of the long run, which takes each better checkpoint, under a light mix of good and bad requests
+    many      one short run after the other in one process, each with validation, curves and report
+    long      one long run, with a checkpoint and a validation in each of its short epochs
+    serve     a server of the long run, which loads each better checkpoint, under a light mix of good and bad requests
 
-The trainings are stopped and woken up again so that each takes about `--share` of a core. Every few seconds the memory
-that a process does not share with files (RssAnon), its open files and its threads are read. The first fifth is left
-out, since caches fill then. Of the rest:
+The runs are paused and continued, so each uses about the fraction `--share` of a core. Every few seconds the anonymous
+memory (RssAnon), open files and threads of each process are read. The first fifth, in which caches fill, is not
+counted. Of the rest:
 
-    slope     the median of all slopes between two readings (Theil and Sen), which an outlier cannot tilt
+    slope     median of the slopes between any two readings (Theil-Sen), robust against outliers
     growth    slope x time: less than `--most-growth` of the memory, 2 % by default
-    files     no more at their lowest in the last quarter than in the first
+    files     minimum in the last quarter no larger than in the first
 
-Prints one table, then what does not hold; exits 1 if anything does not, or if a process ended or failed on the way.
+Prints a table, then the checks that failed. Exits with 1 if any did, or if a process ended early.
 """
 
 import argparse
@@ -44,10 +44,10 @@ from serve_load import Served
 
 READING_SECONDS = 5.0
 CYCLE_SECONDS = 2.0
-WARM_UP_SHARE = 0.2
-FEWEST_READINGS = 12
+WARM_UP_FRACTION = 0.2
+MIN_READINGS = 12
 IDLE_SECONDS = 3.0
-ASKED_LEAST = 20
+MIN_REQUESTS_PER_MINUTE = 20
 STALE = "idle connections that the server had closed"
 FINE = ("as expected", STALE)
 LONG = ["--config", "lenet-digits", "--epochs", "1000000", "--ckpts-per-epoch", "1", "--keep-checkpoints", "3"]
@@ -56,7 +56,7 @@ SHORT = {"epochs": 1, "threads": 1, "ckpts_per_epoch": 2}
 
 @dataclass
 class Readings:
-    """What one process was seen to hold, over time."""
+    """Memory, open files and threads of one process over time."""
 
     seconds: list[float] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
@@ -71,9 +71,9 @@ class Readings:
         self.files.append(len(os.listdir(f"/proc/{pid}/fd")))
         self.threads.append(found["Threads"])
 
-    def settled(self) -> "Readings":
-        """Without the time in which caches fill."""
-        first = round(len(self.seconds) * WARM_UP_SHARE)
+    def after_warm_up(self) -> "Readings":
+        """Return the readings after caches have filled."""
+        first = round(len(self.seconds) * WARM_UP_FRACTION)
         return Readings(self.seconds[first:], self.megabytes[first:], self.files[first:], self.threads[first:])
 
     @property
@@ -84,17 +84,17 @@ class Readings:
 
     @property
     def growth(self) -> float:
-        """The part of the memory by which it grew, along the slope."""
+        """Growth along the slope, as a fraction of the memory."""
         return self.slope * (self.seconds[-1] - self.seconds[0]) / 3600 / float(np.median(self.megabytes))
 
     def quarters(self, values: list[int]) -> tuple[int, int]:
-        """The fewest in the first and in the last quarter: what is open for a moment does not count, a leak does."""
+        """Return the minimum in the first and in the last quarter, which ignores files that are open briefly."""
         size = max(1, len(values) // 4)
         return min(values[:size]), min(values[-size:])
 
 
 class Worker:
-    """A training in a process of its own, which sleeps for most of the time."""
+    """A training process that is paused most of the time."""
 
     def __init__(self, words: list[str]) -> None:
         self.process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
@@ -103,10 +103,10 @@ class Worker:
     def pid(self) -> int:
         return self.process.pid
 
-    def breathe(self, share: float, until: float) -> None:
-        """Let it work for a part of each cycle."""
+    def throttle(self, fraction: float, until: float) -> None:
+        """Run the process for a fraction of each cycle."""
         while time.monotonic() < until and self.process.poll() is None:
-            for number, part in ((signal.SIGCONT, share), (signal.SIGSTOP, 1 - share)):
+            for number, part in ((signal.SIGCONT, fraction), (signal.SIGSTOP, 1 - fraction)):
                 self.process.send_signal(number)
                 time.sleep(CYCLE_SECONDS * part)
         self.process.send_signal(signal.SIGCONT)
@@ -120,8 +120,8 @@ class Worker:
         self.process.wait(120)
 
 
-def train_again_and_again(folder: Path) -> None:
-    """The body of the process `many`: it goes on until it is told to end, and counts what it did."""
+def train_repeatedly(folder: Path) -> None:
+    """Train short runs until stopped, and count them. This is the process `many`."""
     from convolve.config.loading import resolve
     from convolve.loggers.base import SilentConsole
     from convolve.runs import session
@@ -135,15 +135,15 @@ def train_again_and_again(folder: Path) -> None:
         shutil.rmtree(run_dir)
 
 
-def picture() -> bytes:
+def random_image() -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def ask(port: int, pause: float, until: float, statuses: Counter[str]) -> None:
-    """Pictures, pages and nonsense, one after the other, each on a connection of its own now and then."""
-    good, last = picture(), time.monotonic()
+def send_requests(port: int, pause: float, until: float, statuses: Counter[str]) -> None:
+    """Send images, page requests and invalid requests in turn, sometimes on a new connection."""
+    good, last = random_image(), time.monotonic()
     requests = [
         ("POST", "/predict", good, "200"),
         ("GET", "/", None, "200"),
@@ -158,9 +158,9 @@ def ask(port: int, pause: float, until: float, statuses: Counter[str]) -> None:
             break
         try:
             connection.request(method, path, body, {"Content-Type": "image/png"} if body else {})
-            answer = connection.getresponse()
-            answer.read()
-            statuses["as expected" if str(answer.status).startswith(expected) else f"{path}: {answer.status}"] += 1
+            response = connection.getresponse()
+            response.read()
+            statuses["as expected" if str(response.status).startswith(expected) else f"{path}: {response.status}"] += 1
         except (OSError, http.client.HTTPException) as error:
             # A connection that was idle for long may be closed by the server; a fresh one may not.
             statuses[STALE if time.monotonic() - last > IDLE_SECONDS else f"{path}: {error!r}"] += 1
@@ -175,26 +175,26 @@ def ask(port: int, pause: float, until: float, statuses: Counter[str]) -> None:
 def wait_for_checkpoint(run: Path, worker: Worker) -> None:
     while not list(run.glob("checkpoints/step-*/manifest.json")):
         if worker.process.poll() is not None:
-            raise SystemExit("the long training did not start")
+            raise SystemExit("the long run did not start")
         time.sleep(0.2)
 
 
 def watch(pids: dict[str, int], until: float) -> dict[str, Readings]:
     readings = {name: Readings() for name in pids}
-    began = time.monotonic()
+    start = time.monotonic()
     while time.monotonic() < until:
         for name, pid in pids.items():
             try:
-                readings[name].add(pid, time.monotonic() - began)
+                readings[name].add(pid, time.monotonic() - start)
             except (OSError, LookupError):
-                raise SystemExit(f"{name}: ended on the way, after {time.monotonic() - began:.0f} s") from None
+                raise SystemExit(f"{name}: ended early, after {time.monotonic() - start:.0f} s") from None
         time.sleep(min(READING_SECONDS, max(0.0, until - time.monotonic()) + 0.01))
     return readings
 
 
 def judge(name: str, readings: Readings, most_growth: float) -> list[str]:
-    """One line of the table; what does not hold."""
-    if len(readings.seconds) < FEWEST_READINGS:
+    """Print one line of the table and return the failed checks."""
+    if len(readings.seconds) < MIN_READINGS:
         return [f"{name}: only {len(readings.seconds)} readings; give more --minutes"]
     files, threads = readings.quarters(readings.files), readings.quarters(readings.threads)
     print(
@@ -212,7 +212,7 @@ def judge(name: str, readings: Readings, most_growth: float) -> list[str]:
 
 
 def soak(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Run all three for the asked time; what does not hold."""
+    """Run all three processes for the given time and return the failed checks."""
     run, statuses = folder / "long", Counter[str]()
     long_words = ["-m", "convolve", "train", *LONG, "--threads", "1", "--run-dir", str(run)]
     with ExitStack() as stack:
@@ -222,45 +222,48 @@ def soak(folder: Path, options: argparse.Namespace) -> list[str]:
         served = stack.enter_context(Served(str(run), "--reload", "5", "--threads", "1"))
         until = time.monotonic() + 60 * options.minutes
         background = [
-            threading.Thread(target=many.breathe, args=(options.share, until)),
-            threading.Thread(target=long.breathe, args=(options.share, until)),
-            threading.Thread(target=ask, args=(served.port, options.pause, until, statuses)),
+            threading.Thread(target=many.throttle, args=(options.share, until)),
+            threading.Thread(target=long.throttle, args=(options.share, until)),
+            threading.Thread(target=send_requests, args=(served.port, options.pause, until, statuses)),
         ]
         for thread in background:
             thread.start()
         readings = watch({"many": many.pid, "long": long.pid, "serve": served.process.pid}, until)
         for thread in background:
             thread.join()
-        # The table comes first: whatever goes wrong at the end cannot take it along.
+        # Print the table first, so an error at the end cannot lose it.
         trainings = int((folder / "trainings").read_text())
         steps = int(max(run.glob("checkpoints/step-*")).name.removeprefix("step-"))
         answered = statuses["as expected"]
-        print(f"{options.minutes:g} minutes: {trainings} short trainings, {steps:,} steps of one, {answered:,} answers")
-        print("process readings  MiB held   MiB per hour    growth     open files         threads")
+        counts = f"{trainings} short runs, {steps:,} steps of the long run, {answered:,} responses"
+        print(f"{options.minutes:g} minutes: {counts}")
+        print("process readings  MiB        MiB per hour    growth     open files         threads")
         faults = [
-            fault for name, found in readings.items() for fault in judge(name, found.settled(), options.most_growth)
+            fault
+            for name, found in readings.items()
+            for fault in judge(name, found.after_warm_up(), options.most_growth)
         ]
     ends = {"many": many.process.returncode, "long": long.process.returncode, "serve": served.process.returncode}
-    asked_to = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
-    faults += [f"{name}: ended with {code}" for name, code in ends.items() if code not in asked_to]
-    faults += [] if answered > ASKED_LEAST * options.minutes else ["serve: hardly anything was asked"]
+    expected_codes = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
+    faults += [f"{name}: ended with {code}" for name, code in ends.items() if code not in expected_codes]
+    faults += [] if answered > MIN_REQUESTS_PER_MINUTE * options.minutes else ["serve: too few requests were sent"]
     return faults + [f"serve: {what}, {count} times" for what, count in statuses.items() if what not in FINE]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--share", type=float, default=0.1, help="part of a core that each training takes [0.1]")
+    parser.add_argument("--share", type=float, default=0.1, help="fraction of a core that each run uses [0.1]")
     parser.add_argument("--pause", type=float, default=0.3, help="seconds between requests [0.3]")
-    parser.add_argument("--most-growth", type=float, default=0.02, help="part by which memory may grow [0.02]")
+    parser.add_argument("--most-growth", type=float, default=0.02, help="fraction by which memory may grow [0.02]")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
-        return train_again_and_again(options.worker)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("soak: stopped before its time"))
+        return train_repeatedly(options.worker)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("soak: stopped early"))
     with tempfile.TemporaryDirectory() as folder:
         faults = soak(Path(folder), options)
-    print("\n".join(faults) or "all flat")
+    print("\n".join(faults) or "all constant")
     sys.exit(1 if faults else 0)
 
 

@@ -1,9 +1,9 @@
-"""How soon `convolve` answers: help, the list of configs, a mistake in an option, a described network, the first step.
+"""Start-up time of `convolve`: help, list of configs, mistyped option, description of a model, first training step.
 
     python benchmarks/start_up.py [--rounds 5]
 
-The commands take turns; the best of the rounds counts, since others may use the machine. The bar: `convolve --help`
-under half a second. Ends with status 1 where it is missed.
+The commands alternate; the minimum over rounds counts, which excludes load from other processes. Limit: half a second
+for `convolve --help`. Exits with 1 if it is exceeded.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from turns import within
+from turns import check_limit
 
 LIMIT = 0.5
 LENET = ("--config", "lenet-digits", "--iterations", "1", "--no-report", "--no-curves", "--validation-mode", "none")
@@ -27,10 +27,10 @@ COMMANDS = {
 
 def measure(arguments: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        place = ["--run-dir", f"{folder}/run"] if "--iterations" in arguments else []
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "convolve", *arguments, *place], capture_output=True, check=False)
-        return time.perf_counter() - began
+        run_dir = ["--run-dir", f"{folder}/run"] if "--iterations" in arguments else []
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "convolve", *arguments, *run_dir], capture_output=True, check=False)
+        return time.perf_counter() - start
 
 
 def main() -> int:
@@ -41,9 +41,9 @@ def main() -> int:
     for _ in range(rounds):
         for name, arguments in COMMANDS.items():
             seconds[name].append(measure(arguments))
-    for name, found in seconds.items():
-        print(f"{name:<28} {min(found):5.2f} s")
-    return 0 if within("convolve --help", min(seconds["convolve --help"]), LIMIT, "s") else 1
+    for name, times in seconds.items():
+        print(f"{name:<28} {min(times):5.2f} s")
+    return 0 if check_limit("convolve --help", min(seconds["convolve --help"]), LIMIT, "s") else 1
 
 
 if __name__ == "__main__":

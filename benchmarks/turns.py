@@ -1,11 +1,11 @@
-"""What the benchmarks share: players in processes of their own take turns, and ratios are held against bars.
+"""Alternating measurements of worker processes, and checks of the results against targets.
 
-A machine is noisy, and its noise changes from minute to minute. So players are started once, warm up, and then play
-short turns, one after the other, round by round; a player that is not on turn sleeps. The first round does not count.
-Ratios are those of the turns of one round, and their median is what a bar is held against. Players have processes of
-their own, so that the settings of one (its allocator, its threads, its libraries) cannot help or harm another.
+The noise of a machine changes from minute to minute. Workers therefore start once, warm up, and then run short turns
+one after the other, round by round, while the others sleep. The first round is not counted. Ratios are computed within
+a round, and their median is compared with the target. Each worker is a process, so the settings of one (allocator,
+threads, libraries) cannot affect another.
 
-This file needs nothing but Python, since players run in environments of other frameworks too.
+This file needs only the standard library, since workers run in environments of other frameworks too.
 """
 
 import json
@@ -25,8 +25,8 @@ Turn = Mapping[str, Any]
 Rounds = dict[str, list[Turn]]
 
 
-class Player:
-    """A child process that plays a turn for every line it gets, and answers with what it measured."""
+class Worker:
+    """Child process that runs a turn for every line it receives, and prints the measurement as JSON."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
@@ -34,119 +34,121 @@ class Player:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self._listen()
+        self._read()
 
-    def play(self) -> Turn:
-        """One turn."""
+    def run(self) -> Turn:
+        """Run one turn and return its measurement."""
         assert self._process.stdin is not None
         print("turn", file=self._process.stdin, flush=True)
-        return self._listen()
+        return self._read()
 
-    def _listen(self) -> Turn:
+    def _read(self) -> Turn:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("turn "):
-                answer: Turn = json.loads(line.removeprefix("turn "))
-                return answer
+                turn: Turn = json.loads(line.removeprefix("turn "))
+                return turn
         self.close()
-        sys.exit(f"{self.name} ended with status {self._process.returncode}; its words are above")
+        sys.exit(f"{self.name} exited with status {self._process.returncode}; its output is above")
 
     def close(self) -> None:
-        """Let the process end: there will be no more turns."""
+        """Close the input of the process, which ends it, and wait."""
         with self._process:
             pass
 
 
-def serve(play: Callable[[], Turn]) -> None:
-    """The other end: say that all is ready, then play a turn for every line, until there are no more."""
+def serve(measure: Callable[[], Turn]) -> None:
+    """Run a worker: report that it is ready, then run a turn for every input line."""
     print("turn {}", flush=True)
     for _ in sys.stdin:
-        print(f"turn {json.dumps(play())}", flush=True)
+        print(f"turn {json.dumps(measure())}", flush=True)
 
 
 def timed(work: Callable[[], int]) -> Callable[[], Turn]:
-    """A turn of some work that returns how many images it did."""
+    """Return a turn that measures work, which returns its number of images."""
 
-    def play() -> Turn:
-        began, worked = time.perf_counter(), time.process_time()
+    def measure() -> Turn:
+        start, cpu_start = time.perf_counter(), time.process_time()
         images = work()
-        took, spent = time.perf_counter() - began, time.process_time() - worked
+        took, spent = time.perf_counter() - start, time.process_time() - cpu_start
         return {"images_per_second": images / took, "images_per_processor_second": images / spent}
 
-    return play
+    return measure
 
 
 @contextmanager
-def playing(commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Player]]:
-    """Players, started one after the other so that each warms up undisturbed."""
+def open_workers(commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Worker]]:
+    """Start the workers one after the other, so each warms up undisturbed."""
     with ExitStack() as stack:
-        players = {}
+        workers = {}
         for name, command in commands.items():
-            players[name] = Player(name, command)
-            stack.callback(players[name].close)
-        yield players
+            workers[name] = Worker(name, command)
+            stack.callback(workers[name].close)
+        yield workers
 
 
 def take_turns(commands: Mapping[str, Sequence[str]], rounds: int) -> Rounds:
-    """Every turn that counts of every player, printed as they come."""
+    """Run all workers in turns, print every turn and return the counted ones."""
     found: Rounds = {name: [] for name in commands}
-    with playing(commands) as players:
+    with open_workers(commands) as workers:
         for number in range(rounds + 1):
-            for name, player in players.items():
-                turn = player.play()
+            for name, worker in workers.items():
+                turn = worker.run()
                 if number:
                     found[name].append(turn)
-                counted = f"round {number}" if number else "does not count"
+                counted = f"round {number}" if number else "not counted"
                 print(f"{counted:<15} {name:<28} {turn['images_per_second']:>10,.1f} images/s", flush=True)
     return found
 
 
-def hold(found: Rounds, ours: str, bars: Mapping[str, float]) -> bool:
-    """Whether we are at least as many times as fast as each of the others as its bar says."""
-    held = True
-    for other, bar in bars.items():
+def check_ratios(found: Rounds, ours: str, targets: Mapping[str, float]) -> bool:
+    """Return whether the speed ratio to each of the other workers reaches its target."""
+    passed = True
+    for other, target in targets.items():
         ratios = compare(found, ours, other, "images_per_second")
-        held &= tell(f"{ours} / {other}", median(ratios), bar, spread=(min(ratios), max(ratios)))
+        passed &= check_ratio(f"{ours} / {other}", median(ratios), target, spread=(min(ratios), max(ratios)))
         if spent := compare(found, ours, other, "images_per_processor_second"):
-            print(f"    {median(spent):.2f} by images for each second of the processors, which others disturb less")
-    return held
+            print(f"    {median(spent):.2f} by images per CPU second, which other processes affect less")
+    return passed
 
 
 def compare(found: Rounds, ours: str, other: str, figure: str) -> list[float]:
-    """The ratio of a figure in each round; none where a player does not tell it."""
+    """Return the ratio of a figure in each round; empty if a worker does not report it."""
     pairs = [(mine.get(figure), theirs.get(figure)) for mine, theirs in zip(found[ours], found[other], strict=True)]
     return [mine / theirs for mine, theirs in pairs if mine and theirs]
 
 
-def tell(what: str, ratio: float, bar: float, *, spread: tuple[float, float] | None = None) -> bool:
-    """Print a ratio beside its bar; whether it is reached."""
-    between = "" if spread is None else f" ({spread[0]:.2f} to {spread[1]:.2f})"
-    print(f"{what}: {ratio:.2f}{between}, at least {bar:g}: {'reached' if ratio >= bar else 'MISSED'}", flush=True)
-    return ratio >= bar
+def check_ratio(name: str, ratio: float, target: float, *, spread: tuple[float, float] | None = None) -> bool:
+    """Print a ratio with its target and return whether it is reached."""
+    interval = "" if spread is None else f" ({spread[0]:.2f} to {spread[1]:.2f})"
+    print(
+        f"{name}: {ratio:.2f}{interval}, at least {target:g}: {'reached' if ratio >= target else 'MISSED'}", flush=True
+    )
+    return ratio >= target
 
 
-def within(what: str, value: float, limit: float, unit: str) -> bool:
-    """Print a value beside its limit; whether it stays below."""
-    print(f"{what}: {value:.2f} {unit}, under {limit:g}: {'kept' if value < limit else 'MISSED'}", flush=True)
+def check_limit(name: str, value: float, limit: float, unit: str) -> bool:
+    """Print a value with its limit and return whether it is below."""
+    print(f"{name}: {value:.2f} {unit}, under {limit:g}: {'kept' if value < limit else 'MISSED'}", flush=True)
     return value < limit
 
 
 def our_command(steps: int, *options: str) -> list[str]:
-    """A player that trains a config as `convolve train` would, some steps in each turn."""
+    """Return the command of a worker that trains a config as `convolve train` does, some steps per turn."""
     return [sys.executable, str(HERE / "ours.py"), str(steps), *options]
 
 
-def loop_command(kind: str, network: str, batch: int, steps: int) -> list[str]:
-    """A player that is a PyTorch loop as people write it."""
-    return [sys.executable, str(HERE / "loops.py"), kind, network, str(batch), str(steps)]
+def loop_command(kind: str, model: str, batch: int, steps: int) -> list[str]:
+    """Return the command of a worker that runs a typical PyTorch loop."""
+    return [sys.executable, str(HERE / "loops.py"), kind, model, str(batch), str(steps)]
 
 
 def peer_command(peer: str, packages: Sequence[str], environments: Path, *arguments: str) -> list[str]:
-    """A player in the virtual environment of another framework, which is made by pip the first time."""
-    home = environments / peer
-    if not (home / "ready").exists():
-        print(f"installing {' '.join(packages)} into {home}", flush=True)
-        venv.create(home, with_pip=True)
-        subprocess.run([home / "bin" / "pip", "install", "--quiet", *packages], check=True)
-        (home / "ready").touch()
-    return [str(home / "bin" / "python"), str(HERE / "peers" / f"{peer}_peer.py"), *arguments]
+    """Return the command of a worker in the virtual environment of another framework, created on first use."""
+    environment = environments / peer
+    if not (environment / "ready").exists():
+        print(f"installing {' '.join(packages)} into {environment}", flush=True)
+        venv.create(environment, with_pip=True)
+        subprocess.run([environment / "bin" / "pip", "install", "--quiet", *packages], check=True)
+        (environment / "ready").touch()
+    return [str(environment / "bin" / "python"), str(HERE / "peers" / f"{peer}_peer.py"), *arguments]

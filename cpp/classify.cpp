@@ -1,5 +1,5 @@
-// classify MODEL.aoti.pt2 PICTURE...: one line for each picture: file, class, probability.
-// classify --pixels MODEL.aoti.pt2 PICTURE...: the network's input instead, as hexadecimal bytes.
+// classify MODEL.aoti.pt2 IMAGE...: print file, class and probability, one line per image.
+// classify --pixels MODEL.aoti.pt2 IMAGE...: print the model input instead, as hexadecimal bytes.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -12,68 +12,70 @@
 
 namespace {
 
-// What the package says about the network.
-struct Card {
+// Metadata in the package.
+struct Metadata {
   std::vector<std::string> classes;
   int height = 0, width = 0, channels = 0;
   std::string fit;
-  double share = 1;
+  double crop = 1;
 };
 
-Card read_card(torch::inductor::AOTIModelPackageLoader& package) {
+Metadata read_metadata(torch::inductor::AOTIModelPackageLoader& package) {
   auto strings = package.get_metadata();
-  Card card;
+  Metadata metadata;
   std::istringstream names(strings["classes"]), shape(strings["shape"]);
-  for (std::string name; std::getline(names, name);) card.classes.push_back(name);
-  shape >> card.height >> card.width >> card.channels;
-  card.fit = strings["fit"];
-  std::istringstream(strings["crop"]) >> card.share;
-  if (card.classes.empty() || card.height < 1) throw std::runtime_error("the package has no card of convolve");
-  return card;
+  for (std::string name; std::getline(names, name);) metadata.classes.push_back(name);
+  shape >> metadata.height >> metadata.width >> metadata.channels;
+  metadata.fit = strings["fit"];
+  std::istringstream(strings["crop"]) >> metadata.crop;
+  if (metadata.classes.empty() || metadata.height < 1) throw std::runtime_error("no convolve metadata in the package");
+  return metadata;
 }
 
-Image prepare(const std::string& path, const Card& card) {
-  const Image picture = read_picture(path, card.channels);
-  if (card.fit == "digit") return fit_digit(picture, card.height);
-  return fit_photo(picture, card.height, card.width, card.share);
+Image prepare(const std::string& path, const Metadata& metadata) {
+  const Image image = read_image(path, metadata.channels);
+  if (metadata.fit == "digit") return fit_digit(image, metadata.height);
+  return fit_photo(image, metadata.height, metadata.width, metadata.crop);
 }
 
-void print_class(torch::inductor::AOTIModelPackageLoader& package, const Card& card, const char* path, Image input) {
-  auto pixels = torch::from_blob(input.pixels.data(), {1, card.height, card.width, card.channels}, torch::kUInt8);
-  const auto shares = package.run({pixels})[0].softmax(1)[0];
-  const auto best = shares.argmax().item<int64_t>();
-  std::printf("%s\t%s\t%.6f\n", path, card.classes[best].c_str(), shares[best].item<float>());
+void print_class(torch::inductor::AOTIModelPackageLoader& package, const Metadata& metadata, const char* path,
+                 Image input) {
+  auto pixels =
+      torch::from_blob(input.pixels.data(), {1, metadata.height, metadata.width, metadata.channels}, torch::kUInt8);
+  const auto probabilities = package.run({pixels})[0].softmax(1)[0];
+  const auto best = probabilities.argmax().item<int64_t>();
+  std::printf("%s\t%s\t%.6f\n", path, metadata.classes[best].c_str(), probabilities[best].item<float>());
 }
 
 }  // namespace
 
-int main(int count, char** words) {
-  const bool only_pixels = count > 1 && !std::strcmp(words[1], "--pixels");
+int main(int argc, char** argv) {
+  const bool only_pixels = argc > 1 && !std::strcmp(argv[1], "--pixels");
   const int first = only_pixels ? 2 : 1;
-  if (count < first + 2) {
-    std::fprintf(stderr, "usage: classify [--pixels] MODEL.aoti.pt2 PICTURE...\n");
+  if (argc < first + 2) {
+    std::fprintf(stderr, "usage: classify [--pixels] MODEL.aoti.pt2 IMAGE...\n");
     return 2;
   }
   c10::InferenceMode inference;
   int failures = 0;
   try {
-    torch::inductor::AOTIModelPackageLoader package(words[first]);
-    const Card card = read_card(package);
-    for (int index = first + 1; index < count; ++index) try {
-        Image input = prepare(words[index], card);
+    torch::inductor::AOTIModelPackageLoader package(argv[first]);
+    const Metadata metadata = read_metadata(package);
+    for (int index = first + 1; index < argc; ++index) try {
+        Image input = prepare(argv[index], metadata);
         if (!only_pixels) {
-          print_class(package, card, words[index], std::move(input));
+          print_class(package, metadata, argv[index], std::move(input));
           continue;
         }
-        std::printf("%s\t", words[index]);
+        std::printf("%s\t", argv[index]);
         for (uint8_t value : input.pixels) std::printf("%02x", value);
         std::printf("\n");
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "classify: %s: %s\n", words[index], error.what());
+        std::fprintf(stderr, "classify: %s: %s\n", argv[index], error.what());
         ++failures;
       }
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "classify: %s: %s\n", words[first], error.what());
+    std::fprintf(stderr, "classify: %s: %s\n", argv[first], error.what());
     return 1;
   }
   return failures ? 1 : 0;

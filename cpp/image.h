@@ -9,7 +9,7 @@ struct Image {
   int height = 0;
   int width = 0;
   int channels = 0;
-  bool palette = false;  // the colors came from a table, whose grays are rounded in another way
+  bool palette = false;  // colors from a palette, whose conversion to gray rounds differently
   std::vector<uint8_t> pixels;
 
   Image() = default;
@@ -24,16 +24,17 @@ struct Image {
   }
 };
 
-// The picture in a PNG or JPEG file, told apart by content, with one or three channels, on white where transparent.
-Image read_picture(const std::string& path, int channels);
+// Read a PNG or JPEG file, detected by content, with one or three channels; transparent pixels are blended with white.
+Image read_image(const std::string& path, int channels);
 
-// A picture resampled: the part (left, top, right, bottom) of it, in the given size.
 struct Box {
   double left, top, right, bottom;
 };
 enum class Filter { bilinear, bicubic };
+
+// Resize a box of an image.
 Image resample(const Image& image, int height, int width, Box box, Filter filter);
 
-// A picture as the input of a network: digits centered as MNIST does it, photographs scaled and cut to the middle.
+// Convert an image to model input: digits are centered as in MNIST, photographs are center-cropped and resized.
 Image fit_digit(const Image& gray, int size);
-Image fit_photo(const Image& image, int height, int width, double share);
+Image fit_photo(const Image& image, int height, int width, double crop);

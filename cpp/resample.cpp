@@ -1,4 +1,4 @@
-// Resampling with filters that widen when a picture gets smaller, in 22-bit fixed point, columns first.
+// Antialiased resampling (the filter widens when an image shrinks) in 22-bit fixed point, horizontal pass first.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int bits = 22;
 
-double weigh(Filter filter, double x) {
+double filter_weight(Filter filter, double x) {
   x = std::fabs(x);
   if (filter == Filter::bilinear) return x < 1 ? 1 - x : 0;
   constexpr double a = -0.5;
@@ -17,24 +17,24 @@ double weigh(Filter filter, double x) {
   return 0;
 }
 
-// The inputs that one output is made of, and their weights.
+// Inputs of one output, and their weights.
 struct Taps {
   int first;
   std::vector<int> weights;
 };
 
-std::vector<Taps> plan(int inputs, double low, double high, int outputs, Filter filter) {
+std::vector<Taps> compute_taps(int inputs, double low, double high, int outputs, Filter filter) {
   const double scale = (high - low) / outputs, wide = std::max(scale, 1.0);
   const double reach = (filter == Filter::bilinear ? 1.0 : 2.0) * wide;
   std::vector<Taps> all;
-  for (int place = 0; place < outputs; ++place) {
-    const double center = low + (place + 0.5) * scale;
+  for (int output = 0; output < outputs; ++output) {
+    const double center = low + (output + 0.5) * scale;
     const int first = std::max(int(center - reach + 0.5), 0);
     const int end = std::min(int(center + reach + 0.5), inputs);
     std::vector<double> weights;
     double sum = 0;
     for (int input = first; input < end; ++input) {
-      weights.push_back(weigh(filter, (input - center + 0.5) * (1.0 / wide)));
+      weights.push_back(filter_weight(filter, (input - center + 0.5) * (1.0 / wide)));
       sum += weights.back();
     }
     Taps taps{first, {}};
@@ -47,7 +47,7 @@ std::vector<Taps> plan(int inputs, double low, double high, int outputs, Filter 
   return all;
 }
 
-uint8_t settle(int64_t sum) { return uint8_t(std::clamp<int64_t>(sum >> bits, 0, 255)); }
+uint8_t clip8(int64_t sum) { return uint8_t(std::clamp<int64_t>(sum >> bits, 0, 255)); }
 
 }  // namespace
 
@@ -55,26 +55,26 @@ Image resample(const Image& image, int height, int width, Box box, Filter filter
   Image across = image;
   if (width != image.width || box.left != 0 || box.right != image.width) {
     across = Image(image.height, width, image.channels);
-    const auto taps = plan(image.width, box.left, box.right, width, filter);
+    const auto taps = compute_taps(image.width, box.left, box.right, width, filter);
     for (int row = 0; row < image.height; ++row)
       for (int column = 0; column < width; ++column)
         for (int channel = 0; channel < image.channels; ++channel) {
           int64_t sum = 1 << (bits - 1);
           for (size_t k = 0; k < taps[column].weights.size(); ++k)
             sum += int64_t(image.at(row, taps[column].first + int(k), channel)) * taps[column].weights[k];
-          across.at(row, column, channel) = settle(sum);
+          across.at(row, column, channel) = clip8(sum);
         }
   }
   if (height == image.height && box.top == 0 && box.bottom == image.height) return across;
   Image down(height, width, image.channels);
-  const auto taps = plan(image.height, box.top, box.bottom, height, filter);
+  const auto taps = compute_taps(image.height, box.top, box.bottom, height, filter);
   for (int row = 0; row < height; ++row)
     for (int column = 0; column < width; ++column)
       for (int channel = 0; channel < image.channels; ++channel) {
         int64_t sum = 1 << (bits - 1);
         for (size_t k = 0; k < taps[row].weights.size(); ++k)
           sum += int64_t(across.at(taps[row].first + int(k), column, channel)) * taps[row].weights[k];
-        down.at(row, column, channel) = settle(sum);
+        down.at(row, column, channel) = clip8(sum);
       }
   return down;
 }

@@ -1,4 +1,4 @@
-"""A player: the `lenet-bn` network in JAX with Flax and Optax; all images live in JAX, one compiled function is a step.
+"""Benchmark worker: `lenet-bn` in JAX with Flax and Optax; images are JAX arrays, a step is one compiled function.
 
 jax_peer.py MNIST.npz STEPS
 """
@@ -30,8 +30,8 @@ def main() -> None:
     data, steps = np.load(sys.argv[1]), int(sys.argv[2])
     images, labels = data["images"], data["labels"]
     pixels, classes = jnp.asarray(images)[..., None], jnp.asarray(labels, jnp.int32)
-    network, optimizer = LeNet(), optax.adam(1e-3)
-    variables = network.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
+    model, optimizer = LeNet(), optax.adam(1e-3)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
     state = (variables["params"], variables["batch_stats"], optimizer.init(variables["params"]))
 
     @jax.jit  # type: ignore[untyped-decorator]
@@ -41,7 +41,7 @@ def main() -> None:
 
         def lose(params: Any) -> tuple[Any, Any]:
             given = {"params": params, "batch_stats": stats}
-            logits, updated = network.apply(given, x, mutable=["batch_stats"])
+            logits, updated = model.apply(given, x, mutable=["batch_stats"])
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
             return loss, updated["batch_stats"]
 

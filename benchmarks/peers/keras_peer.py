@@ -1,4 +1,4 @@
-"""A player: the `lenet-bn` network in Keras on TensorFlow, as its guides show: arrays in memory, `compile` and `fit`.
+"""Benchmark worker: `lenet-bn` in Keras on TensorFlow, as its guides show: arrays in memory, `compile` and `fit`.
 
 keras_peer.py MNIST.npz STEPS
 """
@@ -18,7 +18,7 @@ def main() -> None:
     images, labels = data["images"], data["labels"]
     x = (images[..., None] / 127.5 - 1).astype("float32")
     layers = keras.layers
-    network = keras.Sequential(
+    model = keras.Sequential(
         [
             keras.Input((28, 28, 1)),
             layers.Conv2D(20, 5, activation="relu"),
@@ -31,11 +31,11 @@ def main() -> None:
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    network.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
+    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
 
     def train(count: int = steps) -> int:
         images = count * BATCH
-        network.fit(x[:images], labels[:images], batch_size=BATCH, epochs=1, verbose=0)
+        model.fit(x[:images], labels[:images], batch_size=BATCH, epochs=1, verbose=0)
         return images
 
     train(50)

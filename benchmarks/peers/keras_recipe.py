@@ -18,9 +18,9 @@ EPOCHS, BATCH = 15, 128
 def main() -> None:
     data, goal = np.load(sys.argv[1]), float(sys.argv[2])
     x, test = (data[name][..., None].astype("float32") / 255 for name in ("images", "test_images"))
-    y, answers = (keras.utils.to_categorical(data[name], 10) for name in ("labels", "test_labels"))
+    y, test_labels = (keras.utils.to_categorical(data[name], 10) for name in ("labels", "test_labels"))
     layers = keras.layers
-    network = keras.Sequential(
+    model = keras.Sequential(
         [
             keras.Input((28, 28, 1)),
             layers.Conv2D(32, (3, 3), activation="relu"),
@@ -32,12 +32,12 @@ def main() -> None:
             layers.Dense(10, activation="softmax"),
         ]
     )
-    network.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
+    model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
     for epoch in range(EPOCHS):
-        began = time.perf_counter()
-        network.fit(x, y, batch_size=BATCH, epochs=1, validation_split=0.1, verbose=0)
-        accuracy = float(network.evaluate(test, answers, verbose=0)[1])
-        print(f"epoch {epoch + 1} accuracy {accuracy:.4f} seconds {time.perf_counter() - began:.2f}", flush=True)
+        start = time.perf_counter()
+        model.fit(x, y, batch_size=BATCH, epochs=1, validation_split=0.1, verbose=0)
+        accuracy = float(model.evaluate(test, test_labels, verbose=0)[1])
+        print(f"epoch {epoch + 1} accuracy {accuracy:.4f} seconds {time.perf_counter() - start:.2f}", flush=True)
         if accuracy >= goal:
             break
 

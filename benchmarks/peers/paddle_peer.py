@@ -1,4 +1,4 @@
-"""A player: the `lenet-bn` network in Paddle's high-level interface, tensors in memory.
+"""Benchmark worker: `lenet-bn` in Paddle's high-level interface, tensors in memory.
 
 paddle_peer.py MNIST.npz STEPS
 """
@@ -19,7 +19,7 @@ def main() -> None:
     images, labels = data["images"], data["labels"]
     x = paddle.to_tensor((images[:, None] / 127.5 - 1).astype("float32"))
     samples = paddle.io.TensorDataset([x, paddle.to_tensor(labels.astype("int64"))])
-    network = nn.Sequential(
+    layers = nn.Sequential(
         nn.Conv2D(1, 20, 5),
         nn.ReLU(),
         nn.MaxPool2D(2),
@@ -30,8 +30,8 @@ def main() -> None:
         nn.Flatten(),
         nn.Linear(800, 10),
     )
-    model = paddle.Model(network)
-    model.prepare(paddle.optimizer.Adam(1e-3, parameters=network.parameters()), nn.CrossEntropyLoss())
+    model = paddle.Model(layers)
+    model.prepare(paddle.optimizer.Adam(1e-3, parameters=layers.parameters()), nn.CrossEntropyLoss())
 
     def train(count: int = steps) -> int:
         model.fit(samples, batch_size=BATCH, epochs=1, verbose=0, shuffle=True, drop_last=True, num_iters=count)

@@ -1,9 +1,10 @@
-"""A player: EfficientNet-B0 in the loop of timm's train script with its defaults, on one batch that is already there.
+"""Benchmark worker: EfficientNet-B0 in the loop of timm's train script with its defaults, on one batch that is already
+there.
 
     timm_peer.py BATCH STEPS
 
 As there: NCHW, SGD with momentum 0.9 and weight decay 2e-5, smoothed labels, the loss read and metered at every step, a
-cosine schedule that is told of each update. Torchvision, which timm imports, comes built for CUDA; those of its
+cosine schedule updated at every step. Torchvision, which timm imports, comes built for CUDA; those of its
 operators that are missing beside a CPU build of torch are declared here, and none of them is used.
 """
 
@@ -39,14 +40,14 @@ def main() -> None:
     def train(count: int = steps) -> int:
         nonlocal updates
         for _ in range(count):
-            began = time.time()
+            start = time.time()
             loss = loss_fn(model(images), labels)
             losses.update(loss.item(), batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             updates += 1
-            batch_time.update(time.time() - began)
+            batch_time.update(time.time() - start)
             schedule.step_update(num_updates=updates, metric=losses.avg)
         return count * batch
 

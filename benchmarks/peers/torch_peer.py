@@ -1,4 +1,4 @@
-"""A player: the `lenet-bn` network in the usual PyTorch loop, with a DataLoader over pictures.
+"""Benchmark worker: `lenet-bn` in a typical PyTorch loop, with a DataLoader over images.
 
 torch_peer.py MNIST.npz STEPS
 """
@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Digits(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Pictures that become tensors one by one, as torchvision's data sets do it."""
+    """Images converted to tensors one by one, as in the data sets of torchvision."""
 
     def __init__(self, images: Bytes, labels: Bytes) -> None:
         self.images = images
@@ -39,15 +39,15 @@ def main() -> None:
     digits = Digits(data["images"], data["labels"])
     first, second = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
     pool, relu = nn.MaxPool2d(2), nn.ReLU()
-    network = nn.Sequential(first, relu, pool, nn.BatchNorm2d(20), second, relu, pool, nn.Flatten(), nn.Linear(800, 10))
-    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+    model = nn.Sequential(first, relu, pool, nn.BatchNorm2d(20), second, relu, pool, nn.Flatten(), nn.Linear(800, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     loader = torch.utils.data.DataLoader(digits, batch_size=BATCH, shuffle=True, drop_last=True)
 
     def train(count: int = steps) -> int:
         done = 0
         for images, labels in islice(loader, count):
             optimizer.zero_grad()
-            torch.autograd.backward(functional.cross_entropy(network(images), labels))
+            torch.autograd.backward(functional.cross_entropy(model(images), labels))
             optimizer.step()
             done += len(labels)
         return done

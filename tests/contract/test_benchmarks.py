@@ -45,27 +45,27 @@ def test_programs_alternate_and_the_first_round_is_not_counted(turns, tmp_path, 
     diary = (tmp_path / "diary").read_text().splitlines()
     assert diary == ["ours 0", "other 0", "ours 1", "other 1", "ours 2", "other 2"]
     assert [turn["images_per_second"] for turn in found["ours"]] == [4, 8]
-    assert "does not count" in capsys.readouterr().out
+    assert "not counted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("bar", "held"), [(1.9, True), (2.0, True), (2.1, False)])
 def test_a_ratio_is_compared_with_its_target(turns, capsys, bar, held):
     rates = {"ours": (4, 6, 9), "other": (2, 3, 4)}
     found = {name: [{"images_per_second": rate} for rate in row] for name, row in rates.items()}
-    assert turns.hold(found, "ours", {"other": bar}) is held
+    assert turns.check_ratios(found, "ours", {"other": bar}) is held
     told = capsys.readouterr().out
     assert "ours / other: 2.00 (2.00 to 2.25)" in told and ("MISSED" in told) is not held
 
 
 @pytest.mark.parametrize(("value", "kept"), [(3.4, True), (3.5, False), (9.0, False)])
 def test_a_limit_must_not_be_reached(turns, capsys, value, kept):
-    assert turns.within("saving", value, 3.5, "%") is kept
+    assert turns.check_limit("saving", value, 3.5, "%") is kept
     assert ("MISSED" in capsys.readouterr().out) is not kept
 
 
 def test_a_player_that_dies_ends_the_benchmark_with_its_status(turns):
-    with pytest.raises(SystemExit, match="lame ended with status 3"):
-        turns.Player("lame", [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(SystemExit, match="lame exited with status 3"):
+        turns.Worker("lame", [sys.executable, "-c", "raise SystemExit(3)"])
 
 
 @pytest.mark.parametrize(("plain", "ours"), [("resnet20", "resnet20-cifar"), ("resnet50", "resnet50")])

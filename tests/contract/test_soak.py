@@ -37,7 +37,7 @@ def test_a_slow_leak_is_found_under_the_wobble(soak):
 
 def test_memory_that_fills_up_at_the_start_is_not_counted(soak):
     start = np.concatenate([np.linspace(100, 300, 100), np.full(600, 300.0)])
-    assert soak.judge("one", readings(soak, start).settled(), 0.02) == []
+    assert soak.judge("one", readings(soak, start).after_warm_up(), 0.02) == []
 
 
 def test_a_file_that_stays_open_now_and_then_is_found(soak):

@@ -15,8 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from convolve import device
-from convolve.alignment.compare import Agreement, compare, conclude, interval_95
-from convolve.alignment.lockstep import Difference, run_lockstep
+from convolve.alignment.lockstep import Agreement, Difference, compare, run_lockstep
 from convolve.alignment.page import write_alignment
 from convolve.checkpoint.store import find_checkpoints
 from convolve.config import Config
@@ -33,6 +32,11 @@ from convolve.runs.folder import read_config
 
 SURVEYS = 8
 CURVE_POINTS = 200
+MAX_LOST_FRACTION = 0.5
+MIN_PROGRESS = 0.75
+
+# Two-sided 95 % points of Student's t for 1 to 9 degrees of freedom; beyond, the normal value is near enough.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 POLICY_WORDS: dict[str, dict[str, Any]] = {
     "fp16": {"half_type": "fp16"},
@@ -268,3 +272,58 @@ def _plain_difference(one: Difference) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def conclude(candidates: Sequence[PolicyResult], points: float) -> str:
+    """Return one sentence with a clause for each policy against the first."""
+    reference, *others = candidates
+    return "; ".join(_clause(other, reference, points) for other in others) + "."
+
+
+def _clause(one: PolicyResult, reference: PolicyResult, points: float) -> str:
+    if one.failure is not None:
+        return f"{one.name} fails ({one.failure})"
+    progress = _progress(one, reference)
+    if one.lost_updates > MAX_LOST_FRACTION and progress is not None and progress < MIN_PROGRESS:
+        return (
+            f"{one.name} stalls: {one.lost_updates:.0%} of the weight updates are rounded away, and its loss falls by "
+            f"{max(progress, 0):.0%} of what {reference.name} gains"
+        )
+    ending = _loss_note(one)
+    if one.accuracy is None or reference.accuracy is None:
+        return f"{one.name} and {reference.name} were not both validated, so no accuracy can be compared{ending}"
+    difference = 100 * (one.accuracy - reference.accuracy)
+    word = "agrees with" if abs(difference) <= points else ("is better than" if difference > 0 else "is worse than")
+    return (
+        f"{one.name} {word} {reference.name}: {one.accuracy:.2%} against {reference.accuracy:.2%}, "
+        f"{difference:+.2f} points over {len(one.accuracies)} seed{'s' if len(one.accuracies) > 1 else ''}{ending}"
+    )
+
+
+def _loss_note(one: PolicyResult) -> str:
+    notes = []
+    if one.skipped_steps:
+        notes.append(f"{one.skipped_steps} steps skipped")
+    if one.lost_updates > MAX_LOST_FRACTION:
+        notes.append(f"{one.lost_updates:.0%} of the weight updates rounded away")
+    return f" ({', '.join(notes)})" if notes else ""
+
+
+def _progress(one: PolicyResult, reference: PolicyResult) -> float | None:
+    """Return the decrease of the loss as a fraction of the reference's."""
+    if len(one.curve) < 2 or len(reference.curve) < 2:
+        return None
+    start = reference.curve[0][1]
+    whole = start - reference.curve[-1][1]
+    return (start - one.curve[-1][1]) / whole if whole > 0 else None
+
+
+def interval_95(values: Sequence[float]) -> float | None:
+    """Return half the width of the 95 % confidence interval of a mean; None for fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean = sum(values) / count
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    factor = _T95[count - 2] if count - 2 < len(_T95) else 1.96
+    return factor * spread / math.sqrt(count)

@@ -9,7 +9,7 @@ from convolve import device, rng
 from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import build_model, open_data
-from convolve.engine.loss import CrossEntropy
+from convolve.engine.metrics import CrossEntropy
 from convolve.loggers.base import Console
 
 MODEL_STEPS = 3

@@ -24,8 +24,7 @@ from convolve.distributed.partition import Partition, partition_model
 from convolve.engine.ema import ModelEMA
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
 from convolve.engine.loop import run_samples
-from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import Metrics, NullMetrics, RunningMetrics
+from convolve.engine.metrics import CrossEntropy, Metrics, NullMetrics, RunningMetrics
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, clip_to_norm, no_clipping
 from convolve.layers.batch_norm import NormStatistics

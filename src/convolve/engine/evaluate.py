@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.distributed.collectives import Collectives, SingleProcess
-from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import EvalResult, RunningMetrics
+from convolve.engine.metrics import CrossEntropy, EvalResult, RunningMetrics
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.layers.hooks import has_hooks
 from convolve.models.network import Network

@@ -16,8 +16,7 @@ from convolve import rng
 from convolve.data.loader.loader import MicroBatch, StepBatch
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
-from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import Metrics, NullMetrics
+from convolve.engine.metrics import CrossEntropy, Metrics, NullMetrics
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
 

@@ -25,6 +25,7 @@ from convolve.numerics.emulator import NullObserver, Observer, OverflowEvent
 from convolve.numerics.formats import Format
 from convolve.numerics.op_location import OpLocation
 from convolve.numerics.rounding import Flags
+from convolve.run_files import dump_name, overflow_dump_name
 
 MIN_EXPONENT, MAX_EXPONENT = -40, 40
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -123,7 +124,7 @@ class OverflowDump(_StepObserver):
         tensors.update({f"result.{n}": x for n, x in enumerate(event.results)})
         metadata = {"layer": event.location.layer, "direction": event.location.direction}
         metadata |= {"operation": event.operation, "trouble": describe_problem(event), "step": str(self.step)}
-        self.written = write_dump(self.folder / f"overflow-step-{self.step:09d}.safetensors", tensors, metadata)
+        self.written = write_dump(self.folder / overflow_dump_name(self.step), tensors, metadata)
 
 
 @dataclass
@@ -147,7 +148,7 @@ class StepDump(_StepObserver):
 
     def on_step_end(self) -> None:
         if self.step is not None:
-            path = self.folder / f"step-{self.step:09d}.safetensors"
+            path = self.folder / dump_name(self.step)
             write_dump(path, self.tensors, {"step": str(self.step)})
         self.step, self.tensors = None, {}
 

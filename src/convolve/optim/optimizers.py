@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from convolve.config import OptimConfig
 from convolve.errors import CheckpointError, ConfigError
-from convolve.optim.lars import Lars
-from convolve.optim.muon import Muon
-from convolve.optim.rmsprop_tf import RMSpropTF
+from convolve.optim.update_rules import Lars, Muon, RMSpropTF
 
 Groups = list[dict[str, Any]]
 OwnsFn = Callable[[str], bool]

@@ -13,9 +13,15 @@ from PIL import Image
 
 from convolve.loggers.files import Points
 from convolve.report.calibration import calibrate
-from convolve.report.confusion import count_confusions, score_classes, worst_confusions
 from convolve.report.numerics_section import NumericsSection, render_numerics
-from convolve.report.predictions import Mistake, Pixels, TestPredictions
+from convolve.report.predictions import (
+    Mistake,
+    Pixels,
+    TestPredictions,
+    count_confusions,
+    score_classes,
+    worst_confusions,
+)
 from convolve.report.svg import PlotLine, draw_lines, draw_matrix, draw_reliability, panel
 from convolve.run_files import REPORT_FILE
 

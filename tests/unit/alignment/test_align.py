@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from convolve.alignment import align
-from convolve.alignment.align import AlignPlan, PolicyResult, parse_policy
-from convolve.alignment.compare import compare, conclude, interval_95
+from convolve.alignment.align import AlignPlan, PolicyResult, conclude, interval_95, parse_policy
+from convolve.alignment.lockstep import compare
 from convolve.errors import ConfigError
 from convolve.loggers.base import SilentConsole
 from digit_runs import digits_config

@@ -8,7 +8,7 @@ from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.data.transforms.augment import Augment
 from convolve.data.transforms.mixup import Cutmix, Mixing, MixupCutmix
 from convolve.data.transforms.normalize import Transform
-from convolve.engine.loss import CrossEntropy
+from convolve.engine.metrics import CrossEntropy
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,7 @@ from convolve.distributed.collectives import SingleProcess
 from convolve.engine.evaluate import evaluate
 from convolve.engine.forward_backward import ForwardBackward, PassContext
 from convolve.engine.loop import StopRequest, fit
-from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import RunningMetrics
+from convolve.engine.metrics import CrossEntropy, RunningMetrics
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts, clip_to_norm, train_step
 from convolve.engine.throughput import Timer

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convolve.config import OptimConfig
-from convolve.optim.muon import orthogonalize
 from convolve.optim.optimizers import OPTIMIZERS, build_optimizer, parameter_groups, set_learning_rate, state_tensors
+from convolve.optim.update_rules import orthogonalize
 
 RATES = (0.1, 0.2, 0.05, 0.02)
 

@@ -18,9 +18,8 @@ from convolve.inference.gradcam import grad_cam
 from convolve.loggers.base import SilentConsole
 from convolve.models.network import Network
 from convolve.report.calibration import bin_predictions, calibrate, calibration_error, fit_temperature, softmax
-from convolve.report.confusion import count_confusions, score_classes, worst_confusions
 from convolve.report.page import RunReport, render
-from convolve.report.predictions import MISTAKES, PredictionCollector
+from convolve.report.predictions import MISTAKES, PredictionCollector, count_confusions, score_classes, worst_confusions
 from convolve.report.svg import PlotLine, choose_ticks, draw_lines, thin
 from convolve.runs import report, session
 

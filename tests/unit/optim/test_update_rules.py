@@ -7,8 +7,8 @@ from torch import nn
 
 from convolve.config import OptimConfig
 from convolve.errors import ConfigError
-from convolve.optim.muon import Muon, orthogonalize
 from convolve.optim.optimizers import build_optimizer, set_learning_rate
+from convolve.optim.update_rules import Muon, orthogonalize
 
 RATES = (0.1, 0.1, 0.05, 0.02)
 

@@ -1,4 +1,4 @@
-// PNG and JPEG files as pixels.
+// Read PNG and JPEG files.
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
@@ -13,19 +13,19 @@
 
 namespace {
 
-constexpr int64_t largest_picture = 64'000'000;
+constexpr int64_t max_pixels = 64'000'000;
 
 void check_size(int64_t width, int64_t height) {
-  if (width < 1 || height < 1 || width * height > largest_picture) throw std::runtime_error("too many pixels");
+  if (width < 1 || height < 1 || width * height > max_pixels) throw std::runtime_error("too many pixels");
 }
 
 std::vector<uint8_t> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot be read");
+  if (!file) throw std::runtime_error("cannot read");
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// One color over white, in the rounding of eight-bit compositing with seven spare bits.
+// Blend one color with white, with the rounding of 8-bit compositing with seven spare bits.
 uint8_t over_white(uint32_t color, uint32_t alpha) {
   if (alpha == 0) return 255;
   const uint32_t weight = alpha * 255 * 255 * 128 / (255 * 255);
@@ -39,16 +39,16 @@ Image read_png(const std::vector<uint8_t>& data) {
   png.version = PNG_IMAGE_VERSION;
   if (!png_image_begin_read_from_memory(&png, data.data(), data.size())) throw std::runtime_error(png.message);
   const bool color = png.format & PNG_FORMAT_FLAG_COLOR;
-  if (int64_t(png.width) * png.height > largest_picture) {
+  if (int64_t(png.width) * png.height > max_pixels) {
     png_image_free(&png);
     throw std::runtime_error("too many pixels");
   }
   png_image_free(&png);
 
-  // The plain interface is used for pixels: the simple one above would apply gamma.
+  // Pixels are read through the low-level interface, since the simplified one above would apply gamma.
   struct Source {
     const std::vector<uint8_t>& data;
-    size_t place;
+    size_t position;
   } source{data, 0};
   png_structp reader = png_create_read_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
   png_infop info = png_create_info_struct(reader);
@@ -60,9 +60,9 @@ Image read_png(const std::vector<uint8_t>& data) {
   }
   png_set_read_fn(reader, &source, [](png_structp reader, png_bytep out, size_t count) {
     auto* from = static_cast<Source*>(png_get_io_ptr(reader));
-    if (from->place + count > from->data.size()) png_error(reader, "cut short");
-    std::memcpy(out, from->data.data() + from->place, count);
-    from->place += count;
+    if (from->position + count > from->data.size()) png_error(reader, "truncated");
+    std::memcpy(out, from->data.data() + from->position, count);
+    from->position += count;
   });
   png_read_info(reader, info);
   const bool palette =
@@ -82,11 +82,11 @@ Image read_png(const std::vector<uint8_t>& data) {
 
   Image image(height, width, color ? 3 : 1);
   image.palette = palette;
-  for (size_t place = 0; place < size_t(height) * width; ++place)
+  for (size_t position = 0; position < size_t(height) * width; ++position)
     for (int channel = 0; channel < image.channels; ++channel) {
-      const uint8_t* pixel = raw.data() + place * parts;
+      const uint8_t* pixel = raw.data() + position * parts;
       const uint8_t alpha = pixel[parts - 1];
-      image.pixels[place * image.channels + channel] =
+      image.pixels[position * image.channels + channel] =
           alpha == 255 ? pixel[channel] : over_white(pixel[channel], alpha);
     }
   return image;
@@ -112,7 +112,7 @@ Image read_jpeg(const std::vector<uint8_t>& data) {
   jpeg_mem_src(&reader, data.data(), data.size());
   jpeg_read_header(&reader, TRUE);
   reader.out_color_space = reader.jpeg_color_space == JCS_GRAYSCALE ? JCS_GRAYSCALE : JCS_RGB;
-  if (int64_t(reader.image_width) * reader.image_height > largest_picture) std::longjmp(error.jump, 1);
+  if (int64_t(reader.image_width) * reader.image_height > max_pixels) std::longjmp(error.jump, 1);
   jpeg_start_decompress(&reader);
   image = Image(int(reader.output_height), int(reader.output_width), reader.output_components);
   while (reader.output_scanline < reader.output_height) {
@@ -126,7 +126,7 @@ Image read_jpeg(const std::vector<uint8_t>& data) {
 
 }  // namespace
 
-Image read_picture(const std::string& path, int channels) {
+Image read_image(const std::string& path, int channels) {
   const auto data = read_file(path);
   Image image;
   if (data.size() > 8 && !std::memcmp(data.data(), "\x89PNG\r\n\x1a\n", 8))
@@ -138,14 +138,14 @@ Image read_picture(const std::string& path, int channels) {
   check_size(image.width, image.height);
   if (image.channels == channels) return image;
   Image other(image.height, image.width, channels);
-  for (size_t place = 0; place < size_t(image.height) * image.width; ++place)
+  for (size_t position = 0; position < size_t(image.height) * image.width; ++position)
     if (channels == 1) {
-      const uint8_t* rgb = image.pixels.data() + 3 * place;
-      other.pixels[place] =
+      const uint8_t* rgb = image.pixels.data() + 3 * position;
+      other.pixels[position] =
           image.palette ? uint8_t((rgb[0] * 299u + rgb[1] * 587u + rgb[2] * 114u) / 1000u)
                         : uint8_t((rgb[0] * 19595u + rgb[1] * 38470u + rgb[2] * 7471u + 0x8000u) >> 16);
     } else {
-      for (int channel = 0; channel < 3; ++channel) other.pixels[3 * place + channel] = image.pixels[place];
+      for (int channel = 0; channel < 3; ++channel) other.pixels[3 * position + channel] = image.pixels[position];
     }
   return other;
 }

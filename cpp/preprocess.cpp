@@ -1,4 +1,4 @@
-// From a picture to the input of a network, step by step as convolve.data.pictures and convolve.serving.intake do it.
+// Image to model input, step by step as in convolve.inference.preprocess.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,48 +10,48 @@ namespace {
 constexpr double ink_box = 20.0 / 28.0, faintest_ink = 0.3;
 
 std::vector<uint8_t> border(const Image& gray) {
-  std::vector<uint8_t> found;
+  std::vector<uint8_t> values;
   for (int row : {0, gray.height - 1})
-    for (int column = 0; column < gray.width; ++column) found.push_back(gray.at(row, column));
+    for (int column = 0; column < gray.width; ++column) values.push_back(gray.at(row, column));
   for (int column : {0, gray.width - 1})
-    for (int row = 1; row < gray.height - 1; ++row) found.push_back(gray.at(row, column));
-  return found;
+    for (int row = 1; row < gray.height - 1; ++row) values.push_back(gray.at(row, column));
+  return values;
 }
 
-// Otsu's threshold: the cut that separates two shades best.
-int find_cut(const Image& gray) {
+// Return Otsu's threshold, which maximizes the variance between the two classes.
+int otsu_threshold(const Image& gray) {
   std::array<double, 256> counts{};
   for (uint8_t value : gray.pixels) counts[value] += 1;
   double mean = 0;
   for (int value = 0; value < 256; ++value) mean += counts[value] * value;
   const double total = double(gray.pixels.size());
   double below = 0, moment = 0, best = 0;
-  int cut = 0;
+  int threshold = 0;
   for (int value = 0; value < 256; ++value) {
     below += counts[value];
     moment += counts[value] * value;
-    const double share = below * (total - below);
-    const double between = share > 0 ? std::pow(mean * below - moment * total, 2) / share : 0;
-    if (between > best) best = between, cut = value;
+    const double weight = below * (total - below);
+    const double between = weight > 0 ? std::pow(mean * below - moment * total, 2) / weight : 0;
+    if (between > best) best = between, threshold = value;
   }
-  return cut;
+  return threshold;
 }
 
 bool is_dark_on_light(const Image& gray) {
   const auto [low, high] = std::minmax_element(gray.pixels.begin(), gray.pixels.end());
   if (*low == *high) return *low > 127;
-  const int cut = find_cut(gray);
+  const int threshold = otsu_threshold(gray);
   const auto edge = border(gray);
-  const auto bright = std::count_if(edge.begin(), edge.end(), [cut](uint8_t value) { return value > cut; });
+  const auto bright = std::count_if(edge.begin(), edge.end(), [threshold](uint8_t value) { return value > threshold; });
   return double(bright) / double(edge.size()) > 0.5;
 }
 
-// The value below which a share of the values lies, between two of them if need be.
-double quantile(std::vector<uint8_t> values, double share) {
+// Return a quantile, interpolated linearly.
+double quantile(std::vector<uint8_t> values, double fraction) {
   std::sort(values.begin(), values.end());
-  const double place = share * double(values.size() - 1);
-  const size_t lower = size_t(place), upper = std::min(lower + 1, values.size() - 1);
-  return values[lower] + (double(values[upper]) - values[lower]) * (place - double(lower));
+  const double position = fraction * double(values.size() - 1);
+  const size_t lower = size_t(position), upper = std::min(lower + 1, values.size() - 1);
+  return values[lower] + (double(values[upper]) - values[lower]) * (position - double(lower));
 }
 
 Image crop_ink(const Image& ink) {
@@ -116,9 +116,9 @@ Image fit_digit(const Image& gray, int size) {
   return place_ink(scale_ink(crop_ink(ink), int(std::nearbyint(size * ink_box))), size);
 }
 
-Image fit_photo(const Image& image, int height, int width, double share) {
+Image fit_photo(const Image& image, int height, int width, double crop) {
   if (image.height == height && image.width == width) return image;
-  const int side = std::max(1, int(std::nearbyint(std::min(image.height, image.width) * share)));
+  const int side = std::max(1, int(std::nearbyint(std::min(image.height, image.width) * crop)));
   const int top = (image.height - side) / 2, left = (image.width - side) / 2;
   Image part(side, side, image.channels);
   for (int row = 0; row < side; ++row)

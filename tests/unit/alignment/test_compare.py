@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convolve.alignment.align import POLICIES, POLICY_WORDS, PolicyResult, parse_policy
-from convolve.alignment.compare import compare, conclude, interval_95
+from convolve.alignment.align import POLICIES, POLICY_WORDS, PolicyResult, conclude, interval_95, parse_policy
+from convolve.alignment.lockstep import compare
 from convolve.config.loading import build
 
 VECTORS = st.lists(st.floats(-100, 100).filter(lambda value: value == 0 or abs(value) > 1e-3), min_size=3, max_size=3)

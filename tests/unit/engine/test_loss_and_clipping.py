@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convolve.data.dataset import Targets
-from convolve.engine.loss import CrossEntropy
-from convolve.engine.metrics import NullMetrics, RunningMetrics
+from convolve.engine.metrics import CrossEntropy, NullMetrics, RunningMetrics
 from convolve.engine.step import clip_to_norm, no_clipping
 from thread_collectives import run_ranks
 

@@ -19,9 +19,8 @@ from convolve.report.calibration import (
     negative_log_likelihood,
     softmax,
 )
-from convolve.report.confusion import count_confusions, score_classes, worst_confusions
 from convolve.report.page import MATRIX_CLASSES, SHOWN_CLASSES, RunReport, image_data_url, render, report_path
-from convolve.report.predictions import PredictionCollector
+from convolve.report.predictions import PredictionCollector, count_confusions, score_classes, worst_confusions
 
 
 def logits_of(*rows):

@@ -11,7 +11,7 @@ COUNT = 7
 
 
 def records(entry: DatasetInfo, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Planes [N, 3072], fine labels and coarse labels."""
+    """Return planes [N, 3072], fine labels and coarse labels."""
     chance = np.random.default_rng(seed)
     planes = chance.integers(0, 256, (COUNT, 3072), np.uint8)
     return planes, chance.integers(0, len(entry.classes), COUNT), chance.integers(0, 20, COUNT)
@@ -27,7 +27,7 @@ def write_binary(folder: Path, entry: DatasetInfo) -> Path:
 
 
 def old_pickle(fields: dict[bytes, object]) -> bytes:
-    """A dict as Python 2 pickled it: protocol 2, byte strings, an array through _reconstruct."""
+    """Return a dict as Python 2 pickled it: protocol 2, byte strings, an array through _reconstruct."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<i", len(value)) + value

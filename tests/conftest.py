@@ -16,7 +16,7 @@ from digit_runs import digits_config
 
 @pytest.fixture(scope="session", autouse=True)
 def private_surroundings(tmp_path_factory):
-    """Neither a test nor a fixture sees the user's cache, data folders or runs.
+    """Hide the user's cache, data folders and runs from tests and fixtures.
 
     All workers use one cache, so native code is compiled and the CPU probed once.
     """
@@ -31,7 +31,7 @@ def private_surroundings(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory):
-    """A short run on the built-in digits, for everything that needs a trained model."""
+    """Train a short run on the built-in digits for tests that need a trained model."""
     from convolve.config.loading import resolve
     from convolve.loggers.base import SilentConsole
     from convolve.runs import session
@@ -55,7 +55,7 @@ def train_digits(tmp_path):
 
 
 def add_json(done, arguments):
-    """A finished command with the JSON of its last line as `.json`."""
+    """Add the JSON of the last line of a finished command as `.json`."""
     last = (done.stdout or "").strip().splitlines()[-1:]
     done.json = json.loads(last[0]) if "--json" in arguments and last and done.returncode in (0, 1) else None
     return done

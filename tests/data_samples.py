@@ -17,7 +17,7 @@ from convolve.data.readers.mnist import pack_idx
 
 @dataclass
 class Server:
-    """A mirror on this machine that can misbehave."""
+    """Serves files on this machine, with faults on request."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def make_handler(server: Server) -> type[MirrorHandler]:
 
 @dataclass(frozen=True)
 class Sample:
-    """A small data set in the form of MNIST."""
+    """Holds a small dataset in the format of MNIST."""
 
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -88,7 +88,7 @@ class Sample:
         return folder
 
     def entry(self, mirror: str) -> DatasetInfo:
-        """A catalog entry for these contents, to be had from `mirror` only."""
+        """Return a catalog entry for these contents with `mirror` as the only source."""
         contents = [pack_idx(values) for values in self.arrays]
         files = tuple(
             IdxFile(file.name, len(content), hashlib.sha256(content).hexdigest())
@@ -104,12 +104,12 @@ class Sample:
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C of one range, as TFRecords are checked."""
+    """Return the CRC-32C of one range, as TFRecords are checked."""
     return int(crc32c_ranges(data, np.zeros(1, np.int64), np.array([len(data)], np.int64))[0])
 
 
 def slow_crc(data: bytes) -> int:
-    """CRC-32C bit by bit, as the definition has it."""
+    """Return the CRC-32C, computed bit by bit from its definition."""
     register = 0xFFFFFFFF
     for byte in data:
         register ^= byte
@@ -119,7 +119,7 @@ def slow_crc(data: bytes) -> int:
 
 
 def frame(payload: bytes) -> bytes:
-    """One TFRecord."""
+    """Return one TFRecord."""
 
     def masked(data: bytes) -> bytes:
         crc = slow_crc(data)
@@ -130,13 +130,13 @@ def frame(payload: bytes) -> bytes:
 
 
 def field_bytes(number: int, body: bytes) -> bytes:
-    """One length-delimited protobuf field of less than 16384 bytes."""
+    """Return a length-delimited protobuf field of less than 16384 bytes."""
     size = bytes([len(body)]) if len(body) < 128 else bytes([len(body) & 127 | 128, len(body) >> 7])
     return bytes([number << 3 | 2]) + size + body
 
 
 def example(png: bytes, label: int, *, packed: bool = True) -> bytes:
-    """A tf.train.Example with an image and a label."""
+    """Return a tf.train.Example with an image and a label."""
     numbers = field_bytes(1, bytes([label])) if packed else bytes([8, label])
     image = field_bytes(1, b"image") + field_bytes(2, field_bytes(1, field_bytes(1, png)))
     kind = field_bytes(1, b"label") + field_bytes(2, field_bytes(3, numbers))

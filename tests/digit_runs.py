@@ -9,7 +9,7 @@ from convolve.loggers.base import SilentConsole
 
 
 def digits_config(folder, **given):
-    """A short training on the shipped digits in an exact folder."""
+    """Return the config of a short run on the bundled digits in an exact folder."""
     small = {"dataset": "digits", "epochs": 1, "run_dir": folder, "threads": 1, "curves": False}
     return resolve(
         "lenet5-mnist", None, {"warmup_epochs": 0, "lr_schedule": "constant", "augment": "none", **small, **given}
@@ -17,7 +17,7 @@ def digits_config(folder, **given):
 
 
 def weights_hash(run_dir: Path) -> str:
-    """sha256 of the newest checkpoint's weights."""
+    """Return the sha256 of the weights of the newest checkpoint."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
     return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
 

@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def commands(page):
-    """Every line of the page's ```sh blocks as words."""
+    """Return every line of the page's ```sh blocks as arguments."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def tables(page):
-    """Every table of a page as (header, rows) of cells; `\\|` is a bar inside a cell."""
+    """Return every table of a page as (header, rows) of cells; `\\|` is a bar inside a cell."""
     found = []
     for block in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.M):
         lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]

@@ -38,21 +38,21 @@ _MARK = "fault: "
 
 
 class Ledger:
-    """The faults of one test. One counts when the checks that follow it have passed, never before."""
+    """Counts the faults of one test; a fault counts once the checks after it have passed."""
 
     def __init__(self, properties: list[tuple[str, Any]]) -> None:
         self._properties = properties
         self._counts = Counter[str]()
 
     def each(self, kind: str, items: Iterable[Item]) -> Iterator[Item]:
-        """The items one after the other; each counts when the body of the loop has passed with it."""
+        """Yield the items; each counts once the body of the loop has passed with it."""
         for item in items:
             with self.one(kind):
                 yield item
 
     @contextmanager
     def one(self, kind: str) -> Iterator[None]:
-        """One fault, which counts when the block has passed."""
+        """Count one fault once the block has passed."""
         assert kind in PROMISED, f"{kind!r} is not in the table of {__name__}"
         yield
         self._counts[kind] += 1
@@ -61,7 +61,7 @@ class Ledger:
 
 
 def add_up(reports: Iterable[Any]) -> Counter[str]:
-    """What the tests of these reports counted."""
+    """Return the sums of what the tests of these reports counted."""
     done = Counter[str]()
     for report in reports:
         for name, count in report.user_properties if report.when == "call" else ():
@@ -71,12 +71,12 @@ def add_up(reports: Iterable[Any]) -> Counter[str]:
 
 
 def find_missing(done: Counter[str]) -> list[str]:
-    """The kinds that were tried less often than promised."""
+    """Return the kinds that were tried less often than promised."""
     return [kind for kind, (promised, _) in PROMISED.items() if done[kind] < promised]
 
 
 def lay_out(done: Counter[str]) -> list[str]:
-    """One table of all kinds."""
+    """Return one table of all kinds."""
     width = max(map(len, PROMISED))
     lines = [f"{'kind of fault':{width}}    done  promised  each ended with"]
     lines += [f"{kind:{width}} {done[kind]:7,} {count:9,}  {end}" for kind, (count, end) in PROMISED.items()]

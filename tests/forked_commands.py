@@ -44,7 +44,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 def start(words, folder, environment, outputs):
-    """Start `convolve WORDS` with file descriptors for its standard output and error; the process."""
+    """Start `convolve WORDS` with file descriptors for its standard output and error; return the process."""
     handles = [Connection(os.dup(output)) for output in outputs]
     process = FORKS.Process(target=_speak, args=([*map(str, words)], str(folder), dict(environment), handles))
     process.start()
@@ -66,7 +66,7 @@ def _speak(words, folder, environment, handles):
 
 
 def wait(process, seconds=PATIENCE):
-    """The exit code of a process that ends in time."""
+    """Return the exit code of a process that ends in time."""
     process.join(seconds)
     if process.exitcode is None:
         process.kill()
@@ -75,7 +75,7 @@ def wait(process, seconds=PATIENCE):
 
 
 def run(words, folder, environment):
-    """Run `convolve WORDS` to its end; what `subprocess.run` returns."""
+    """Run `convolve WORDS` to its end; return the same as `subprocess.run`."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         code = wait(start(words, folder, environment, (output.fileno(), errors.fileno())))
         outputs = []
@@ -86,7 +86,7 @@ def run(words, folder, environment):
 
 
 class Running:
-    """A command that is under way, with its output, standard error included, to be read line by line."""
+    """A running command whose output, including standard error, is read line by line."""
 
     def __init__(self, *words, folder=".", environment=None):
         ear, mouth = os.pipe()
@@ -96,11 +96,11 @@ class Running:
         self.stdout = os.fdopen(ear, encoding="utf-8")
 
     def wait(self, seconds=PATIENCE):
-        """The exit code of a command that ends in time."""
+        """Return the exit code of a command that ends in time."""
         return wait(self.process, seconds)
 
     def stop(self, seconds=60):
-        """Ask it to end, as a user or a scheduler would; the exit code."""
+        """Send a signal, as a user or a scheduler would; return the exit code."""
         os.kill(self.pid, signal.SIGTERM)
         return self.wait(seconds)
 

@@ -19,7 +19,7 @@ FORMATS = {
 
 
 def write_every_format(root):
-    """Folders `root/<format>` with the same 40 and 12 smooth images."""
+    """Write folders `root/<format>` with the same 40 and 12 smooth images."""
     for split, count in (("train", 40), ("val", 12)):
         for number in range(count):
             chance = np.random.default_rng([len(split), number])
@@ -41,7 +41,7 @@ def _listed(gallery):
 
 
 def photo_config(photos, kind, folder, **given):
-    """A training of a few steps on one of the formats."""
+    """Return the config of a run of a few steps on one of the formats."""
     small = {"model": "lenet5", "data_dir": photos / kind, "image_size": 48, "epochs": 2, "batch_size": 8, "threads": 1}
     quiet = {"curves": False, "report": False, "log_freq": 1, "learning_rate": 0.01, "normalization": "imagenet"}
     return resolve(None, None, {**small, **quiet, "run_dir": folder, **given}).config

@@ -17,7 +17,7 @@ PATIENCE = 120
 
 
 def train_together(config):
-    """Train a config in as many processes as its layout asks for; the report of the first one."""
+    """Train a config in as many processes as its layout needs; return the report of the first one."""
     if config.parallel.replicas * config.parallel.shards == 1:
         return session.train(config, SilentConsole())
     return Job(config.parallel, session.train, config).finish()
@@ -37,7 +37,7 @@ def restore_run(folder, changes, console):
 
 
 def interrupt_command(config, how):
-    """Train a config with the real command, which starts its processes, and break it off in its second epoch.
+    """Train a config with the real command, which starts its processes, and interrupt it in its second epoch.
 
     SIGTERM goes to the command itself, SIGKILL to one of its processes. The job must end within a minute.
     """
@@ -55,7 +55,7 @@ def interrupt_command(config, how):
 
 
 class Job:
-    """The processes of one training."""
+    """The processes of one training run."""
 
     def __init__(self, layout, work, *given):
         world = layout.replicas * layout.shards
@@ -70,7 +70,7 @@ class Job:
             pipe[1].close()
 
     def wait(self, seconds=PATIENCE):
-        """Whether all processes ended by themselves within the time."""
+        """Return True if all processes exited within the time."""
         end = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
@@ -80,7 +80,7 @@ class Job:
         return ended
 
     def finish(self):
-        """The report of the first process; the first trouble is an error."""
+        """Return the report of the first process; raise the first error."""
         assert self.wait(), "a process did not end"
         found = [answer.recv() for answer in self.answers]
         for rank, (_, trouble) in enumerate(found):

@@ -20,12 +20,12 @@ def varint(value: int) -> bytes:
 
 
 def message(number: int, body: bytes) -> bytes:
-    """A field of a protobuf message that holds bytes."""
+    """Return a protobuf field that contains bytes."""
     return bytes([number << 3 | 2]) + varint(len(body)) + body
 
 
 def example(features: dict[str, bytes | int]) -> bytes:
-    """A tf.train.Example."""
+    """Return a tf.train.Example."""
     entries = []
     for name, value in features.items():
         kind = message(1, message(1, value)) if isinstance(value, bytes) else message(3, message(1, varint(value)))
@@ -59,7 +59,7 @@ def write_records(path: Path, payloads: Sequence[bytes]) -> None:
 def write_shards(
     root: Path, stem: str, samples: Sequence[Sample], shards: int, make: Callable[[bytes, int], bytes]
 ) -> None:
-    """The samples in order over files `stem-00000-of-0000N`."""
+    """Write the samples in order to files `stem-00000-of-0000N`."""
     root.mkdir(parents=True, exist_ok=True)
     for shard in range(shards):
         rows = range(shard * len(samples) // shards, (shard + 1) * len(samples) // shards)

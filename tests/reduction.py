@@ -56,7 +56,7 @@ PLAIN = {
 
 
 def reduce_size(config):
-    """The options that make the training of a config cheap enough for a test."""
+    """Return the options that make a config cheap enough to train in a test."""
     family = family_of(config.model.model)
     if family.family == "lenet":
         return {**SMALL, "batch_size": 32, "gradient_accumulation_count": 1, "replicas": 1}
@@ -66,7 +66,7 @@ def reduce_size(config):
 
 
 def as_flags(given):
-    """Options as words of a command line."""
+    """Return options as command-line arguments."""
     words = []
     for name, value in given.items():
         flag = name.replace("_", "-")

@@ -10,7 +10,7 @@ from convolve.checkpoint.store import Store
 
 
 def make(step: int, value: float = 0.0) -> Snapshot:
-    """All parts of a checkpoint, filled with the step or another value."""
+    """Return all parts of a checkpoint, filled with the step or another value."""
 
     def part() -> dict[str, torch.Tensor]:
         return {"a": torch.full((30,), value or float(step)), "n": torch.tensor(step)}
@@ -19,14 +19,14 @@ def make(step: int, value: float = 0.0) -> Snapshot:
 
 
 def value_of(snapshot: Snapshot) -> float:
-    """The one value of all its parts."""
+    """Return the single value of all parts."""
     values = {float(part["a"][0]) for part in snapshot.tensors.values()}
     assert len(values) == 1, "parts of different snapshots are mixed"
     return values.pop()
 
 
 def reopen(folder: Path) -> tuple[Store, float]:
-    """Open the store as a restore does: the newest loads without complaint, and nothing half-done is left."""
+    """Open the store as a restore does: the newest checkpoint loads without a warning, and no partial file remains."""
     store = Store.open(folder, keep=2)
     said: list[str] = []
     _, snapshot = store.newest(said.append)

@@ -8,7 +8,7 @@ TIMEOUT = 60
 
 
 class _Exchange:
-    """Lets all ranks put down a value and read those of all ranks, any number of times."""
+    """Exchanges one value per rank among all ranks, any number of times."""
 
     def __init__(self, world):
         self._barrier = threading.Barrier(world)

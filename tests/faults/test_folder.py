@@ -43,7 +43,7 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_of_two_trainings_that_want_one_folder_one_gets_it_and_the_other_one_line(rounds, tmp_path, unbroken, counted):
+def test_of_two_runs_with_one_folder_one_gets_it_and_the_other_a_one_line_error(rounds, tmp_path, unbroken, counted):
     for number in counted.each("two runs in one folder", range(rounds)):
         config = small_config(tmp_path / str(number))
         message = outcomes([Job(config.parallel, session.train, config) for _ in range(2)])

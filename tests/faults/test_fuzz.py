@@ -85,7 +85,7 @@ def invent_yaml(draw):
 
 
 @FEW_OR_ALL
-def test_an_invented_config_file_is_a_config_or_one_line(rounds, tmp_path, counted):
+def test_a_random_config_file_is_a_config_or_a_one_line_error(rounds, tmp_path, counted):
     draw, path, understood = random.Random(rounds), tmp_path / "configs.yml", 0
     for _ in counted.each("YAML fuzzed", range(rounds)):
         path.write_bytes(invent_yaml(draw).encode("utf-8", "surrogatepass"))
@@ -144,7 +144,7 @@ HEADERS += [{}, [], None, {"__metadata__": {"a": 1}}, {"": HEADER["conv.bias"]},
 
 
 def invent_safetensors(draw):
-    """A header that says something else, a wrong length of it, or changed bytes in it."""
+    """Return a header with other content, a wrong length or changed bytes."""
     kind = draw.randrange(3)
     if kind == 0:
         text = json.dumps(draw.choice(HEADERS)).encode()
@@ -159,7 +159,7 @@ def invent_safetensors(draw):
 
 
 @pytest.mark.parametrize("rounds", [150, pytest.param(2000, marks=pytest.mark.slow)])
-def test_an_invented_header_of_safetensors_is_tensors_or_one_line(rounds, tmp_path, counted):
+def test_a_random_safetensors_header_is_tensors_or_a_one_line_error(rounds, tmp_path, counted):
     """Both ways in: as initial weights, and inside a checkpoint that a stranger sealed."""
     draw, path, folder = random.Random(rounds), tmp_path / "weights.safetensors", tmp_path / "checkpoint"
     folder.mkdir()

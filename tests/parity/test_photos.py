@@ -57,7 +57,7 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
         assert torch.equal(labels, other_labels) and torch.equal(images, other_images), kind
 
 
-def test_without_a_compiler_the_same_is_learned(photos, tmp_path, monkeypatch):
+def test_without_a_compiler_the_weights_are_the_same(photos, tmp_path, monkeypatch):
     session.train(photo_config(photos, "folder", tmp_path / "native"), SilentConsole())
     monkeypatch.setattr("convolve.data.loader.decoder.resize", resize_by_torch)
     session.train(photo_config(photos, "folder", tmp_path / "torch"), SilentConsole())

@@ -95,7 +95,7 @@ def test_cutout_fills_a_square_with_the_mean_color():
     assert changed.sum((1, 2)).max() <= 16 and changed.sum((1, 2)).min() >= 3
 
 
-def test_erasing_happens_as_often_as_asked():
+def test_erasing_has_its_configured_probability():
     split = make_split(400)
     pixels = make_fetcher(Augment(erase_probability=0.25), split).fetch(np.arange(400), SampleRNG(0, 0)).numpy()
     assert 0.15 < (pixels != split.images).any((1, 2, 3)).mean() < 0.35

@@ -53,12 +53,12 @@ def test_the_list_finds_the_cache_by_sizes(own_cache: Path) -> None:
     assert list_datasets()[0].place == f"cache: {folder}"
 
 
-def test_the_shipped_set_needs_no_fetching() -> None:
+def test_the_bundled_dataset_needs_no_download() -> None:
     supply = fetch_dataset("digits", progress=ignore_progress)
     assert (supply.place, supply.fetched) == ("shipped with convolve", False)
 
 
-def test_an_unknown_set_cannot_be_fetched() -> None:
+def test_an_unknown_dataset_cannot_be_fetched() -> None:
     with pytest.raises(ConfigError, match="did you mean digits"):
         fetch_dataset("digit", progress=ignore_progress)
 

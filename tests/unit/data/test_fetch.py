@@ -164,7 +164,7 @@ def test_two_concurrent_processes_fetch_each_file_once(server: Server, sample: S
     assert [len(server.gets(f"{file.name}.gz")) for file in entry.files] == [1, 1, 1, 1]
 
 
-def test_the_work_of_a_killed_process_is_taken_up(server: Server, sample: Sample, tmp_path: Path) -> None:
+def test_the_download_of_a_killed_process_is_resumed(server: Server, sample: Sample, tmp_path: Path) -> None:
     entry = sample.fill(server)
     server.mode = "stall"
     part = tmp_path / "to" / f".{FIRST}.shared.part"

@@ -22,7 +22,7 @@ def save(image: Image.Image, path: Path, kind: str = "PNG", **options: object) -
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG"])
-def test_every_format_is_known_by_content_under_a_false_name(tmp_path: Path, kind: str) -> None:
+def test_every_format_is_recognized_by_content_under_a_wrong_name(tmp_path: Path, kind: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
     path = save(Image.fromarray(RED_GREEN), tmp_path / "image.txt", kind, **options)
     pixels = read_image(path, channels=3)

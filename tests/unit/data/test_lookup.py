@@ -79,7 +79,7 @@ def test_an_npz_file_is_found_in_the_folder_or_a_subfolder(tmp_path: Path, sampl
     assert_holds(open_quietly(dataset="mnist", data_dir=tmp_path), sample)
 
 
-def test_an_npz_file_may_be_given_itself(tmp_path: Path, sample: Sample) -> None:
+def test_an_npz_file_can_be_passed_instead_of_its_folder(tmp_path: Path, sample: Sample) -> None:
     assert_holds(open_quietly(dataset="mnist", data_dir=write_npz(sample, tmp_path / "any.npz")), sample)
 
 
@@ -157,7 +157,7 @@ def test_a_folder_with_some_of_the_files_names_the_missing_ones(tmp_path: Path, 
         open_quietly(dataset="mnist", data_dir=tmp_path)
 
 
-def test_another_known_set_under_the_same_file_names_is_rejected(tmp_path: Path, sample: Sample) -> None:
+def test_another_known_dataset_under_the_same_file_names_is_rejected(tmp_path: Path, sample: Sample) -> None:
     digits = open_quietly(dataset="digits")
     sample.write_idx(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack_idx(digits.test.images[..., 0]))
@@ -183,7 +183,7 @@ def test_without_a_named_dataset_the_digits_are_used_with_one_message(download: 
 
 @pytest.mark.parametrize("download", [True, False])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_a_named_set_is_never_replaced(name: str, download: bool) -> None:
+def test_a_named_dataset_is_never_replaced(name: str, download: bool) -> None:
     with pytest.raises(DataError, match=f"^{name} .*convolve data get {name}.*--data-dir FOLDER"):
         open_quietly(dataset=name, download=download)
 

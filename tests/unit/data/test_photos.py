@@ -88,7 +88,7 @@ def digest(dataset: Dataset, *, workers=2, micro=4, replicas=1, seed=5, steps=4,
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_files_written_by_the_original_libraries_are_read_right(tmp_path, kind):
+def test_files_of_tensorflow_and_webdataset_are_read_correctly(tmp_path, kind):
     dataset = opened(WRITERS[kind](tmp_path / kind))
     for split, name in ((dataset.train, "train"), (dataset.test, "validation")):
         expected = foreign.samples(name)
@@ -376,7 +376,7 @@ def test_random_crops_have_the_area_and_proportions_asked_for():
     assert proportion.min() > 0.74 and proportion.max() < 1.36
 
 
-def test_the_center_is_what_resizing_and_cutting_would_leave():
+def test_the_center_equals_resizing_and_cropping():
     assert center_box((256, 341), 224 / 256) == (16, 58, 224, 224)
 
 

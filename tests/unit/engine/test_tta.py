@@ -31,7 +31,7 @@ def test_six_views_are_weighed_by_hand(image):
     assert average_views(corner, 6)(image).item() == (in_place + (down + up) / 2) / 2
 
 
-def test_what_the_image_is_moved_by_is_one_pixel_either_way(image):
+def test_shifted_views_move_by_one_pixel_in_each_direction(image):
     seen = []
 
     def look(images):

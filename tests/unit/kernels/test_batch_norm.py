@@ -60,7 +60,7 @@ def threads():
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_number_of_channels_gives_what_torch_gives(activation):
+def test_every_number_of_channels_equals_torch(activation):
     """With inputs whose sums do not cancel.
 
     With seed 0 the db of one channel nearly does: torch's own in float32 is off by about 1e-5 as well. Seed 1 is the
@@ -76,7 +76,7 @@ def test_every_number_of_channels_gives_what_torch_gives(activation):
 
 @pytest.mark.parametrize("shape", [(64, 20, 12, 12), (1, 3, 3, 4), (9, 5, 1, 1), (33, 7, 9, 11), (8, 130, 16, 16)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_shapes_of_all_kinds_give_what_torch_gives(shape, activation):
+def test_all_shapes_equal_torch(shape, activation):
     given = draw(shape)
     ours = learn(native(activation), given)
     theirs = learn(layers(activation), [tensor.double() for tensor in given])
@@ -84,7 +84,7 @@ def test_shapes_of_all_kinds_give_what_torch_gives(shape, activation):
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_vectors_of_other_machines_give_what_torch_gives(lanes, monkeypatch):
+def test_vector_widths_of_other_machines_equal_torch(lanes, monkeypatch):
     other = batch_norm.load(f"-DLANES={lanes}")
     monkeypatch.setattr(batch_norm, "load", lambda: other)
     for channels in (1, 3, 16, 20, 33):

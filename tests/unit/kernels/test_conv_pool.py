@@ -74,34 +74,32 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_every_number_of_output_channels_gives_what_torch_gives() -> None:
+def test_every_number_of_output_channels_equals_torch() -> None:
     for outputs in range(1, 71):
         assert_like_torch(Case(3, 2, 8, 6, outputs, (3, 3)))
 
 
-def test_every_number_of_input_channels_gives_what_torch_gives() -> None:
+def test_every_number_of_input_channels_equals_torch() -> None:
     for inputs in range(1, 71):
         assert_like_torch(Case(2, inputs, 6, 6, 5, (3, 3)))
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("zeros", [(0, 0), (2, 2), (0, 1), (3, 0)])
-def test_odd_sizes_zeros_around_and_pools_over_the_edge_give_what_torch_gives(
-    zeros: tuple[int, int], ceil_mode: bool
-) -> None:
+def test_odd_sizes_padding_and_pools_over_the_edge_equal_torch(zeros: tuple[int, int], ceil_mode: bool) -> None:
     for height in range(6, 11):
         for width in (6, 8, 9):
             assert_like_torch(Case(2, 3, height, width, 9, (5, 4), Geometry(zeros, ceil_mode)))
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (1, 5), (7, 1), (8, 1), (9, 9), (3, 2)])
-def test_kernels_of_all_forms_give_what_torch_gives(kernel: tuple[int, int]) -> None:
+def test_kernels_of_all_shapes_equal_torch(kernel: tuple[int, int]) -> None:
     assert_like_torch(Case(3, 1, 12, 13, 10, kernel))
     assert_like_torch(Case(3, 6, 12, 13, 10, kernel))
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 8, 9, 64, 259])
-def test_batches_of_any_size_give_what_torch_gives(images: int) -> None:
+def test_batches_of_any_size_equal_torch(images: int) -> None:
     assert_like_torch(Case(images, 4, 7, 7, 12, (3, 3)))
 
 
@@ -119,7 +117,7 @@ def test_layers_of_the_digit_models_equal_torch(case: Case) -> None:
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_vectors_of_other_machines_give_what_torch_gives(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_widths_of_other_machines_equal_torch(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     other = conv_pool.load(f"-DLANES={lanes}")
     assert not isinstance(other, Unavailable)
     conv_pool._layout.cache_clear()
@@ -212,7 +210,7 @@ def test_without_gradients_the_result_has_the_same_bits_and_no_history() -> None
     assert quick.equal(learning.detach()) and not quick.requires_grad and learning.requires_grad
 
 
-def test_an_input_that_learns_nothing_gets_no_gradient_and_weights_get_the_same_one() -> None:
+def test_an_input_without_gradient_leaves_the_gradient_of_the_weights_unchanged() -> None:
     case = Case(9, 3, 8, 8, 7, (3, 3))
     x, weight, bias = draw(case)
     both = learn(conv_pool_relu, (x, weight, bias), case.geometry)

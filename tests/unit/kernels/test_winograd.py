@@ -68,7 +68,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(shape):
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_vectors_of_other_machines_give_what_the_definition_gives(lanes, monkeypatch):
+def test_vector_widths_of_other_machines_equal_the_definition(lanes, monkeypatch):
     """Also with panels that are only half full, which an odd number of vectors of channels leaves."""
     other = winograd.load(f"-DLANES={lanes}")
     assert other.constant("lanes") == lanes
@@ -142,7 +142,7 @@ def test_unsupported_channel_counts_are_rejected_before_any_memory_is_touched():
             winograd.convolve(torch.zeros(1, given, 8, 8), torch.zeros(outputs, inputs, 3, 3))
 
 
-def test_any_memory_layout_is_taken():
+def test_any_memory_layout_is_accepted():
     x, weight, dy = make(2, 16, 32, 8, 8)
     wanted = run(x, weight, dy)
     wide = torch.cat((x, x), dim=1)[:, :16]
@@ -167,7 +167,7 @@ def test_only_gradients_that_are_needed_are_computed():
     assert weight.grad is None
 
 
-def test_filters_gradients_are_kept_as_filters_are():
+def test_gradients_of_filters_have_the_memory_layout_of_filters():
     """Otherwise the optimizer would copy each of them in every step."""
     _, _, dw = run(*make(2, 16, 32, 8, 8))
     assert dw.is_contiguous(memory_format=LAST)

@@ -110,7 +110,7 @@ def test_native_numerics_that_are_impossible_are_rejected():
         (True, (300, 100), "native", "work and are no slower"),
     ],
 )
-def test_auto_explains_what_the_probe_found(tmp_path, monkeypatch, works, speeds, execution, reason):
+def test_auto_gives_the_reason_from_the_probe(tmp_path, monkeypatch, works, speeds, execution, reason):
     """The results of the probe are read from its cache file, as on another machine."""
     from dataclasses import asdict
 

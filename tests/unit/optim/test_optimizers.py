@@ -37,7 +37,7 @@ def test_norms_and_biases_do_not_decay():
     assert sum(len(group["params"]) for group in (decaying, others)) == len(list(model.parameters()))
 
 
-def test_everything_decays_when_asked():
+def test_every_parameter_decays_with_weight_decay_on_all():
     decaying, others = build_optimizer(make_model(), OptimConfig(weight_decay=0.1, weight_decay_on="all")).param_groups
     assert (len(decaying["params"]), len(others["params"])) == (6, 0)
 

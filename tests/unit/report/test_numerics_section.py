@@ -74,7 +74,7 @@ def test_a_run_that_overflows_shows_where_and_what_it_cost(page):
     assert "Survey with the most overflows" in text and "<td class=bad>100.00%</td>" in text
 
 
-def test_each_layer_and_direction_has_its_histogram(page):
+def test_every_layer_and_direction_has_a_histogram(page):
     folder, text = page
     last = events_of(folder, "survey")[-1]
     shown = text[text.index(f"Exponents at step {last['step']}") :]

@@ -1,4 +1,4 @@
-"""The HTML report: right figures, nothing fetched, whatever the run holds."""
+"""The HTML report has correct figures and fetches nothing, for any run."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def test_names_cannot_become_markup():
     assert_self_contained(text)
 
 
-def test_confusions_and_scores_are_counted_right():
+def test_confusions_and_scores_equal_those_counted_by_hand():
     labels, answers = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 0])
     matrix = count_confusions(answers, labels, 3)
     assert matrix.tolist() == [[2, 1, 0], [0, 2, 0], [1, 0, 0]]

@@ -42,7 +42,7 @@ def measure(capsys, name, given):
 def test_a_benchmark_config_has_the_options_of_its_command_line(name):
     values = resolve(name, None, {}).config.values()
     expected = {**COMMON, **LINES[name], "epochs": 2, "validation_mode": "none"}
-    assert {knob: values[knob] for knob in expected} == expected
+    assert {name: values[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -55,11 +55,11 @@ def test_a_benchmark_line_runs_on_webdataset_at_reduced_size(capsys, tmp_path):
     chance = np.random.default_rng(0)
     for split, count in (("train", 12), ("val", 4)):
         for number in range(count):
-            folder = tmp_path / "pictures" / split / ("cat", "dog")[number % 2]
+            folder = tmp_path / "images" / split / ("cat", "dog")[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(chance.integers(0, 256, (40, 40, 3), np.uint8)).save(folder / f"{number}.jpg")
-    pictures = open_images(tmp_path / "pictures", "pictures", ignore_progress)
-    prepare(pictures, tmp_path / "tars", PrepareOptions("webdataset"), 1, ignore_progress)
+    images = open_images(tmp_path / "images", "images", ignore_progress)
+    prepare(images, tmp_path / "tars", PrepareOptions("webdataset"), 1, ignore_progress)
     given = {"dataset": None, "data_dir": tmp_path / "tars", "image_size": 32}
     speed = measure(capsys, "resnet50-benchmark-m2000", given)
     assert speed["images_per_second"] > 0 and 0 <= speed["data_wait_share"] < 1

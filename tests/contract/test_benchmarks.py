@@ -12,7 +12,7 @@ from documents import ROOT
 FOLDER = ROOT / "benchmarks"
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 
-# Answers with the number of the turn, so that the order of turns shows; writes it down in a file of all players.
+# Prints the number of its turn, which shows the order, and appends it to a file that all programs share.
 PLAYER = """
 import sys
 from turns import serve
@@ -53,8 +53,8 @@ def test_a_ratio_is_compared_with_its_target(turns, capsys, bar, held):
     rates = {"ours": (4, 6, 9), "other": (2, 3, 4)}
     found = {name: [{"images_per_second": rate} for rate in row] for name, row in rates.items()}
     assert turns.check_ratios(found, "ours", {"other": bar}) is held
-    told = capsys.readouterr().out
-    assert "ours / other: 2.00 (2.00 to 2.25)" in told and ("MISSED" in told) is not held
+    output = capsys.readouterr().out
+    assert "ours / other: 2.00 (2.00 to 2.25)" in output and ("MISSED" in output) is not held
 
 
 @pytest.mark.parametrize(("value", "kept"), [(3.4, True), (3.5, False), (9.0, False)])

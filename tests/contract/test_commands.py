@@ -105,7 +105,7 @@ def test_predict_reads_images_and_folders(capsys, trained, images):
 
 def test_predict_reports_a_broken_file_and_continues(capsys, trained, images, tmp_path):
     broken = tmp_path / "broken.png"
-    broken.write_bytes(b"\x89PNG\r\n\x1a\nnot a picture")
+    broken.write_bytes(b"\x89PNG\r\n\x1a\nnot an image")
     code = dispatch(["predict", str(trained), str(broken), str(next(images.iterdir())), "--json"])
     captured = capsys.readouterr()
     assert code == 1

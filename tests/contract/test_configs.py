@@ -39,7 +39,7 @@ def test_a_shipped_config_can_be_described(name):
 
 @cache
 def list_blocks(options):
-    """The blocks of a network at its own size; many configs train the same one."""
+    """Return the blocks of a model at full size; many configs train the same one."""
     model = ModelConfig.model_validate_json(options)
     own = registry.resolve(model.model, model)
     return set(registry.build_meta(model.model, classes=own.classes, input_shape=own.input_shape, options=model).blocks)
@@ -89,7 +89,7 @@ def test_a_config_has_the_global_batch_and_rate_of_the_original(original, model,
 
 
 @pytest.mark.parametrize("kind", ["generated_data", "synthetic_data"])
-def test_made_up_data_train(kind, tmp_path):
+def test_random_data_can_be_trained_on(kind, tmp_path):
     given = {kind: True, "iterations": 2, "validation_mode": "none", "run_dir": tmp_path / "run", **PLAIN}
     report = session.train(resolve("lenet-mnist", None, given).config, SilentConsole())
     assert (report.steps, report.test_accuracy) == (2, None)

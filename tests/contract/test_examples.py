@@ -133,8 +133,8 @@ def test_the_paddle_scripts_train_draw_and_recognize_a_three(script, tmp_path):
     assert (tmp_path / "log_dir" / "ir" / "raw_graph.svg").read_text(encoding="utf-8").startswith("<svg")
     test = load_digits().test
     Image.fromarray(test.images[list(test.labels).index(3)][:, :, 0]).save(tmp_path / "infer_3.png")
-    told = script("paddle/infer_with_ipu.sh")
-    assert told.stdout == "digit hand write number picture is recognized as : 3\n"
+    inference = script("paddle/infer_with_ipu.sh")
+    assert inference.stdout == "digit hand write number picture is recognized as : 3\n"
     assert script("paddle/infer_with_ipu.sh", "--img", "absent.png").returncode == 1
 
 

@@ -67,7 +67,7 @@ def test_faults_with_too_few_attempts_are_listed_and_the_table_has_every_kind():
 
 def test_the_page_on_reliability_has_every_kind_with_at_least_the_promised_count():
     rows = next(rows for header, rows in tables(ROOT / "docs" / "reliability.md") if header[0] == "kind of fault")
-    told = {row[0]: row[1:] for row in rows}
+    table = {row[0]: row[1:] for row in rows}
     for kind, (promised, end) in PROMISED.items():
-        survived, *rest = told[kind]
+        survived, *rest = table[kind]
         assert int(survived.replace(",", "")) >= promised and rest == [f"{promised:,}", end], kind

@@ -1,7 +1,7 @@
-"""The pages on migrating tell the truth: options become what the tables say, commands run at reduced size.
+"""The migration pages are correct: options are translated as in their tables, and commands run at reduced size.
 
-A table whose second heading is a verb of convolve is about options: the old ones stand in the first column, ours in the
-second, or "not offered" with the reason in the third.
+A table whose second heading is a command of convolve is about options: the old ones are in the first column, ours in
+the second, or "not offered" with the reason in the third.
 """
 
 import re
@@ -27,7 +27,7 @@ PARTS = {"bench": ["infer", "--help"]}
 
 
 def rows(page):
-    """Every (verb, old option with a value, our cell, reason cell) in the option tables of a page."""
+    """Every (command, old option with a value, our cell, reason cell) in the option tables of a page."""
     for header, lines in tables(page):
         match = VERB.fullmatch(header[1])
         for old, ours, reason in lines if match else ():
@@ -35,40 +35,40 @@ def rows(page):
                 yield match[1], option, ours, reason
 
 
-def translated(verb, option):
+def translated(command, option):
     """What typing an old option comes to; a value that the page does not give is 1."""
     name, *values = option.split()
     words = [name, *(values or ["1"])]
-    return translate_program(verb, words) if verb in PROGRAMS else translate(words)
+    return translate_program(command, words) if command in PROGRAMS else translate(words)
 
 
-def flags_of(verb, capsys):
-    """Every flag that the help of a verb shows."""
+def flags_of(command, capsys):
+    """Every flag that the help of a command shows."""
     with pytest.raises(SystemExit):
-        dispatch([verb, *PARTS.get(verb, ["--help"])])
+        dispatch([command, *PARTS.get(command, ["--help"])])
     return set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", capsys.readouterr().out))
 
 
 CASES = [(page.stem, *row) for page in PAGES for row in rows(page)]
-NAMES = [f"{page}-{verb}-{option.split()[0].lstrip('-')}" for page, verb, option, _, _ in CASES]
+NAMES = [f"{page}-{command}-{option.split()[0].lstrip('-')}" for page, command, option, _, _ in CASES]
 
 
-@pytest.mark.parametrize(("page", "verb", "option", "ours", "reason"), CASES, ids=NAMES)
-def test_an_option_of_a_table_is_translated_as_its_row_documents(page, verb, option, ours, reason):
+@pytest.mark.parametrize(("page", "command", "option", "ours", "reason"), CASES, ids=NAMES)
+def test_an_option_of_a_table_is_translated_as_its_row_documents(page, command, option, ours, reason):
     if ours == "not offered":
         with pytest.raises(ConfigError) as refusal:
-            translated(verb, option)
+            translated(command, option)
         assert str(refusal.value).partition(": ")[2].replace("`", "") == reason.replace("`", "")
     elif option.split()[0] != "-h":
-        found = {word for word in translated(verb, option) if re.match(r"--?[A-Za-z]", word)}
+        found = {word for word in translated(command, option) if re.match(r"--?[A-Za-z]", word)}
         assert found <= set(CODE.findall(ours))
         assert found or not any(word.startswith("-") for word in CODE.findall(ours))
 
 
-@pytest.mark.parametrize("verb", sorted({verb for _, verb, *_ in CASES} & set(COMMANDS)))
-def test_every_flag_that_a_table_offers_exists(verb, capsys):
-    offered = {word for _, own, _, ours, _ in CASES if own == verb for word in CODE.findall(ours) if word[0] == "-"}
-    assert offered <= flags_of(verb, capsys)
+@pytest.mark.parametrize("command", sorted({command for _, command, *_ in CASES} & set(COMMANDS)))
+def test_every_flag_that_a_table_offers_exists(command, capsys):
+    offered = {word for _, own, _, ours, _ in CASES if own == command for word in CODE.findall(ours) if word[0] == "-"}
+    assert offered <= flags_of(command, capsys)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -84,14 +84,14 @@ def without_data_dir(words):
 
 
 def reduced(words):
-    """A command of a page at the size of a test; its own options are resolved first, as they are written."""
-    verb, *rest = words[1:]
-    if verb == "launch":
-        return ["convolve", verb, "--dry-run", *rest]
-    if verb not in ("train", "bench"):
-        return ["convolve", verb, *without_data_dir(rest)]
-    part, rest = (rest[:1], rest[1:]) if verb == "bench" else ([], rest)
-    parser = Parser(verb, "Reduced.")
+    """A command of a page at the size of a test; the options of the page are resolved first."""
+    command, *rest = words[1:]
+    if command == "launch":
+        return ["convolve", command, "--dry-run", *rest]
+    if command not in ("train", "bench"):
+        return ["convolve", command, *without_data_dir(rest)]
+    part, rest = (rest[:1], rest[1:]) if command == "bench" else ([], rest)
+    parser = Parser(command, "Reduced.")
     add_config_flags(parser)
     small = reduce_size(read_config(parser.parse(translate(rest))))
     if part == ["infer"]:
@@ -102,7 +102,7 @@ def reduced(words):
         "train": ["--warmup", "1", "--run-steps", "1", "--repeats", "2"],
     }
     less = [*as_flags(small), *quick.get("".join(part), [])]
-    return ["convolve", verb, *part, *without_data_dir(translate(rest)), *less]
+    return ["convolve", command, *part, *without_data_dir(translate(rest)), *less]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

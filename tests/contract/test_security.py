@@ -150,7 +150,7 @@ MADE: list[tuple[str, int]] | None = None
 
 
 def note_folders(event: str, arguments: tuple[object, ...]) -> None:
-    """An audit hook; hooks cannot be removed, so it writes only while somebody listens."""
+    """An audit hook; hooks cannot be removed, so it writes only while it is enabled."""
     if event == "os.mkdir" and MADE is not None:
         MADE.append((str(arguments[0]), int(str(arguments[1]))))
 

@@ -15,7 +15,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def busy_fraction(seconds=1.0):
-    """The share of all cores' time that others use right now."""
+    """Return the fraction of the time of all cores that other processes use."""
 
     def read():
         return [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]

@@ -1,4 +1,4 @@
-"""Replicas share the work and change nothing: the same weights and statistics as one process that accumulates."""
+"""Replicas divide the work and do not change the result: weights and statistics are those of a single process."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def weights(folder):
 @pytest.mark.parametrize("model", ["lenet-bn", "cnn-wide"])
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_equal_one_process_bit_for_bit(tmp_path, replicas, model):
-    """One micro batch each, so that sums have the same order; batch-norm statistics and dropout masks included."""
+    """One micro batch each, so sums have the same order; batch-norm statistics and dropout masks included."""
     given = {**SHORT, "model": model}
     train_together(digits_config(tmp_path / "alone", **given, gradient_accumulation_count=replicas))
     together = train_together(digits_config(tmp_path / "together", **given, replicas=replicas))
@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line_and_its_exit_code_with_replicas_too(quick_command
 
 
 def test_replicas_that_were_stopped_end_in_time_and_restore_to_the_same_bits(tmp_path):
-    """By a signal to the command; what becomes of a replica that is killed is told by the tests of launching."""
+    """By a signal to the command; a killed replica is tested in test_launch.py."""
     given = {"model": "lenet-bn", "epochs": 3, "replicas": 2, "batch_size": 32, "report": False}
     train_together(digits_config(tmp_path / "whole", **given))
     interrupt_command(digits_config(tmp_path / "broken", **given), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`convolve align`: the same training in several formats, and what is said about it."""
+"""`convolve align`: the same training in several number formats, and the conclusion."""
 
 import json
 
@@ -59,8 +59,8 @@ def make(name, accuracy, curve, **given):
     ],
 )
 def test_the_conclusion_is_one_sentence(other, words):
-    verdict = conclude([make("32.32", 0.99, 0.1), other], points=0.15)
-    assert words in verdict and verdict.count(".") >= 1 and "\n" not in verdict
+    conclusion = conclude([make("32.32", 0.99, 0.1), other], points=0.15)
+    assert words in conclusion and conclusion.endswith(".") and "\n" not in conclusion
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Weights from elsewhere: our own, torchvision's and timm's names, and what is refused."""
+"""Weights from elsewhere: our own, torchvision's and timm's names, and files that are rejected."""
 
 import re
 

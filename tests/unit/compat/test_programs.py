@@ -5,7 +5,7 @@ from convolve.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("verb", "old", "ours"),
+    ("command", "old", "ours"),
     [
         ("validate", ["--restore-path", "runs/a", "--batch-size", "25"], ["runs/a", "--batch-size", "25"]),
         ("validate", ["--all", "--checkpoint-path=runs/a"], ["runs/a", "--all"]),
@@ -21,8 +21,8 @@ from convolve.errors import ConfigError
         ),
     ],
 )
-def test_an_old_option_becomes_a_flag_or_an_argument_in_its_place(verb, old, ours):
-    assert translate_program(verb, old) == ours
+def test_an_old_option_becomes_a_flag_or_an_argument_in_its_place(command, old, ours):
+    assert translate_program(command, old) == ours
 
 
 @pytest.mark.parametrize("option", ["--model", "--no-stochastic-rounding", "--num_ipus", "--config", "--batch-norm"])
@@ -32,11 +32,13 @@ def test_a_training_option_is_rejected_if_the_checkpoint_contains_it(option):
     assert str(caught.value).endswith(f"is not offered by convolve validate: {STORED}")
 
 
-@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, one in PROGRAMS.items() for name in one.refused])
-def test_an_option_without_a_counterpart_is_rejected_with_its_reason(verb, name):
+@pytest.mark.parametrize(
+    ("command", "name"), [(command, name) for command, program in PROGRAMS.items() for name in program.refused]
+)
+def test_an_option_without_a_counterpart_is_rejected_with_its_reason(command, name):
     with pytest.raises(ConfigError) as caught:
-        translate_program(verb, [f"--{name}", "1"])
-    assert str(caught.value) == f"--{name} is not offered by convolve {verb}: {PROGRAMS[verb].refused[name]}"
+        translate_program(command, [f"--{name}", "1"])
+    assert str(caught.value) == f"--{name} is not offered by convolve {command}: {PROGRAMS[command].refused[name]}"
 
 
 def test_an_unknown_option_is_left_to_the_parser():

@@ -1,4 +1,4 @@
-"""The cut of a network into stages is the best one there is."""
+"""Splits of a model into stages are optimal, compared with all possible splits."""
 
 from itertools import combinations
 
@@ -10,21 +10,23 @@ from convolve.distributed.partition import balance_stages
 from convolve.errors import ConfigError
 
 
-def costliest(costs, begins):
-    ends = [*begins[1:], len(costs)]
-    return max(sum(costs[begin:end]) for begin, end in zip(begins, ends, strict=True))
+def most_expensive(costs, starts):
+    ends = [*starts[1:], len(costs)]
+    return max(sum(costs[start:end]) for start, end in zip(starts, ends, strict=True))
 
 
-def every_cut(blocks, stages):
+def all_splits(blocks, stages):
     return ([0, *rest] for rest in combinations(range(1, blocks), stages - 1))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
 def test_no_other_split_has_a_cheaper_most_expensive_stage(costs, stages):
     stages = min(stages, len(costs))
-    begins = balance_stages(costs, stages)
-    assert begins[0] == 0 and begins == sorted(set(begins)) and len(begins) == stages
-    assert costliest(costs, begins) == min(costliest(costs, cut) for cut in every_cut(len(costs), stages))
+    starts = balance_stages(costs, stages)
+    assert starts[0] == 0 and starts == sorted(set(starts)) and len(starts) == stages
+    assert most_expensive(costs, starts) == min(
+        most_expensive(costs, split) for split in all_splits(len(costs), stages)
+    )
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=7), st.integers(2, 4), st.integers(5, 20))
@@ -32,19 +34,21 @@ def test_with_limited_memory_the_best_split_that_fits_is_returned(costs, stages,
     """Memory runs against cost here: block i needs 10 - cost, so cheap blocks are large."""
     stages = min(stages, len(costs))
 
-    def fits(stage, begin, end):
-        return sum(10 - cost for cost in costs[begin:end]) <= memory
+    def fits(stage, start, end):
+        return sum(10 - cost for cost in costs[start:end]) <= memory
 
     fitting = [
-        cut
-        for cut in every_cut(len(costs), stages)
-        if all(fits(0, a, b) for a, b in zip(cut, [*cut[1:], len(costs)], strict=True))
+        split
+        for split in all_splits(len(costs), stages)
+        if all(fits(0, a, b) for a, b in zip(split, [*split[1:], len(costs)], strict=True))
     ]
     if not fitting:
         with pytest.raises(ConfigError, match="no split .* fits"):
             balance_stages(costs, stages, fits)
         return
-    assert costliest(costs, balance_stages(costs, stages, fits)) == min(costliest(costs, cut) for cut in fitting)
+    assert most_expensive(costs, balance_stages(costs, stages, fits)) == min(
+        most_expensive(costs, split) for split in fitting
+    )
 
 
 def test_equal_blocks_are_divided_evenly():

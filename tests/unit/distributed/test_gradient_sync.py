@@ -1,4 +1,4 @@
-"""Gradients in buckets, and sums over the processes of one host through memory that they share."""
+"""Gradients in buckets, and sums over the processes of one host through shared memory."""
 
 import threading
 import time

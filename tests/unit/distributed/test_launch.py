@@ -61,9 +61,9 @@ def test_usual_host_names_are_accepted(host):
 
 def test_words_reach_a_program_unharmed_through_a_remote_shell():
     """A stand-in for ssh: joins its words and gives them to a shell, as ssh does."""
-    told = job(remote_shell="sh -c", environment={"GREETING": "it's $HOME"}, python="python3")
-    script = told.script("-c", "import os, sys; print(os.environ['GREETING'], sys.argv[1])", 'a "b" c')
-    done = subprocess.run(told.reach("a", script), capture_output=True, text=True, check=True)
+    remote = job(remote_shell="sh -c", environment={"GREETING": "it's $HOME"}, python="python3")
+    script = remote.script("-c", "import os, sys; print(os.environ['GREETING'], sys.argv[1])", 'a "b" c')
+    done = subprocess.run(remote.reach("a", script), capture_output=True, text=True, check=True)
     assert done.stdout == 'it\'s $HOME a "b" c\n'
 
 

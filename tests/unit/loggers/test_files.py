@@ -1,4 +1,4 @@
-"""Writers put down what a run tells them, line by line, and nothing is torn."""
+"""Loggers write complete lines, even if the process is killed."""
 
 import csv
 import json

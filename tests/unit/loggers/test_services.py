@@ -115,8 +115,10 @@ def test_tensorboard_shows_the_loss_scale_and_surveys_of_number_formats(tmp_path
     writer = TensorBoardLogger(tmp_path)
     writer.start(RunInfo("x", tmp_path))
     writer.event("loss_scale", step=3, loss_scale=64.0)
-    shares = {"underflow_share": 0.25, "subnormal_share": 0.5, "overflow_share": 0.0}
-    writer.event("survey", step=4, layers={"conv1/forward": {**shares, "first_exponent": -3, "exponents": [1, 2, 3]}})
+    fractions = {"underflow_share": 0.25, "subnormal_share": 0.5, "overflow_share": 0.0}
+    writer.event(
+        "survey", step=4, layers={"conv1/forward": {**fractions, "first_exponent": -3, "exponents": [1, 2, 3]}}
+    )
     writer.event("checkpoint", step=5)
     writer.close()
     assert read_board(tmp_path, "numerics/loss_scale") == [(3, 64.0)]

@@ -1,4 +1,4 @@
-"""What stages cost in messages and in memory, worked out by hand."""
+"""Messages and memory of stages, computed by hand."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Timetables obey their order, hold what they say, and have the bubble that theory gives."""
+"""Simulated schedules keep the order of passes and have the bubble of the formula."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""Plans: every shipped config has one, and what they say follows from what is known."""
+"""Plans: every shipped config has one, and its numbers are consistent."""
 
 import json
 
@@ -212,10 +212,10 @@ def test_a_user_error_is_one_line(words, message, capsys, tmp_path, monkeypatch)
 
 
 def test_the_command_prints_text_a_drawing_and_json(capsys, tmp_path):
-    picture = tmp_path / "t.svg"
+    drawing = tmp_path / "t.svg"
     words = ["plan", "resnet50-imagenet", "--device-flops", "5e13", "--shards", "4", "--replicas", "2"]
     words += ["--gradient-accumulation-count", "8", "--batch-size", "4"]
-    assert dispatch([*words, "--timetable", str(picture)]) == 0
+    assert dispatch([*words, "--timetable", str(drawing)]) == 0
     text = capsys.readouterr().out
     for part in (
         "8 devices",
@@ -226,10 +226,14 @@ def test_the_command_prints_text_a_drawing_and_json(capsys, tmp_path):
         "learning rate:",
     ):
         assert part in text
-    assert picture.read_text().count("<title>") == 2 * 4 * 8
+    assert drawing.read_text().count("<title>") == 2 * 4 * 8
     assert dispatch([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["devices"] == 8 and len(told["stages"]) == 4 and told["passes"]["bubble_ideal"] == pytest.approx(3 / 11)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (
+        result["devices"] == 8
+        and len(result["stages"]) == 4
+        and result["passes"]["bubble_ideal"] == pytest.approx(3 / 11)
+    )
 
 
 def test_a_run_that_fits_has_no_suggestions():

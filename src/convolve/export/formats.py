@@ -148,7 +148,7 @@ def _open_pt2(path: Path) -> tuple[Predictor, ModelMetadata]:
 
 @contextmanager
 def _private_inductor() -> Iterator[Path]:
-    """Yield a temporary folder. Inside the block, Inductor compiles and unpacks in a private folder, not in /tmp."""
+    """Yield a temporary folder. Inside the block, Inductor compiles in a private folder, not in /tmp."""
     folder = private_folder(device.cache_folder(), "inductor")
     before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")}
     os.environ.update(dict.fromkeys(before, str(folder)))

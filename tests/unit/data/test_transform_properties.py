@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convolve.data.image_io import center_box
 from convolve.data.transforms.augment import (
     NUMBERS,
     Augment,
-    center_box,
     crop_and_resize,
     crop_padded,
     draw_box,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from convolve.cli.streams import dropping_output, print_line
 from convolve.distributed.topology import is_rank_zero
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
 
@@ -53,7 +54,8 @@ class TerminalConsole:
         self._refreshed = 0.0
 
     def info(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        with dropping_output():
+            self._console.print(line, markup=False)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         now = time.perf_counter()
@@ -64,9 +66,11 @@ class TerminalConsole:
             for task in self._tasks.values():
                 self._progress.remove_task(task)
             self._tasks = {what: self._progress.add_task(what, total=total, facts="")}
-            self._progress.start()
+            with dropping_output():
+                self._progress.start()
         self._progress.update(self._tasks[what], completed=done, total=total)
-        self._progress.refresh()
+        with dropping_output():
+            self._progress.refresh()
 
     def start(self, run: RunInfo) -> None:
         self.info(format_start(run))
@@ -83,7 +87,8 @@ class TerminalConsole:
         pass  # events are written to the log files only
 
     def close(self) -> None:
-        self._progress.stop()
+        with dropping_output():
+            self._progress.stop()
 
 
 class PlainConsole:
@@ -93,7 +98,7 @@ class PlainConsole:
         self._printed = time.perf_counter()
 
     def info(self, line: str) -> None:
-        print(line, flush=True)
+        print_line(line)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         now = time.perf_counter()
@@ -148,7 +153,7 @@ def print_json(result: Any) -> None:
     """Print a result as one JSON object on one line."""
     plain = to_plain(result)
     assert isinstance(plain, dict), "the result of a command is an object"
-    print(json.dumps(plain), flush=True)
+    print_line(json.dumps(plain))
 
 
 def print_result(result: Result, as_json: bool, print_text: Callable[[Result], None]) -> None:
@@ -194,7 +199,7 @@ def finish_training(report: "TrainReport", as_json: bool) -> int:
     if is_rank_zero():
         if stopped_by is not None:
             resume = f"convolve restore {report.run_dir}"
-            print(f"Interrupted by {stopped_by.name} at step {report.steps}; resume with: {resume}")
+            print_line(f"Interrupted by {stopped_by.name} at step {report.steps}; resume with: {resume}")
         else:
             _print_report(report)
         if as_json:
@@ -204,8 +209,8 @@ def finish_training(report: "TrainReport", as_json: bool) -> int:
 
 def _print_report(report: "TrainReport") -> None:
     if report.test_accuracy is not None:
-        print(f"test accuracy {report.test_accuracy:.2%} on {report.test_samples:,} images of {report.dataset}")
-    print(
+        print_line(f"test accuracy {report.test_accuracy:.2%} on {report.test_samples:,} images of {report.dataset}")
+    print_line(
         f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in total; "
         f"run folder {report.run_dir}"
     )

@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from convolve import __version__
+from convolve.cli.streams import drop_output, prepare_streams
 from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
 
@@ -66,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in words
+    prepare_streams()
     try:
         code = dispatch([word for word in words if word != "--debug"])
     except ConvolveError as error:
@@ -73,17 +76,35 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         # All ranks hit the same config error; print it once.
         if is_rank_zero() or not isinstance(error, ConfigError):
-            print(f"convolve: {error}", file=sys.stderr)
+            _complain(error)
         code = error.exit_code
     except BrokenPipeError:
         code = 1
+        drop_output()
     except KeyboardInterrupt:
-        print("convolve: stopped", file=sys.stderr)
+        _complain("stopped")
         code = 130
     except Exception as error:
         if debug:
             raise
         problem = f"{type(error).__name__}: {to_one_line(error)}"
-        print(f"convolve: internal error: {problem}; rerun with --debug and report it", file=sys.stderr)
+        _complain(f"internal error: {problem}; rerun with --debug and report it")
         code = 1
-    sys.exit(code)
+    sys.exit(_flush(code))
+
+
+def _complain(problem: object) -> None:
+    with suppress(OSError, ValueError):
+        print(f"convolve: {problem}", file=sys.stderr, flush=True)
+
+
+def _flush(code: int) -> int:
+    """Write what is still buffered; return the exit code, which is 1 if that fails."""
+    try:
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        drop_output()
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"cannot print the result ({error.strerror}); free disk space or print elsewhere")
+        return code or 1

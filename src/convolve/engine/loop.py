@@ -4,8 +4,8 @@ for each global batch, until the run is complete or a stop is requested:
     train_step
     callbacks: log, validate, save, if due
 
-SIGINT and SIGTERM stop a run after the current step. A step never crosses the end of an epoch, so a number of steps
-is an exact number of samples.
+SIGINT, SIGTERM and SIGHUP (a lost terminal) stop a run after the current step. A step never crosses the end of an
+epoch, so a number of steps is an exact number of samples.
 """
 
 import signal
@@ -22,7 +22,7 @@ from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
 from convolve.engine.throughput import Timer
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 DEFAULT_EPOCHS = 5.0
 
 
@@ -33,17 +33,19 @@ class StopRequest:
         self.signal: signal.Signals | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal; the second one ends the process immediately."""
-        if self.signal is not None:
+        """Handle a signal; the second one ends the process immediately, except SIGHUP, which often comes twice."""
+        name = signal.Signals(number).name
+        if self.signal is not None and name != "SIGHUP":
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        self.signal = self.signal or signal.Signals(number)
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Inside the block, signals set the request instead of ending the process."""
+    """Inside the block, signals set the request instead of ending the process; `nohup` still ignores SIGHUP."""
     request = StopRequest()
-    before = {number: signal.signal(number, request) for number in SIGNALS}
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request) for number in handled}
     try:
         yield request
     finally:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,8 @@ from convolve.interpreter import module_command
 from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 USER_ERROR = 2
-STOPPED = (130, 143)
+STOPPED = (129, 130, 143)
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 LAUNCHER_VARIABLE = "CONVOLVE_LAUNCHER"
 STORE_VARIABLE = "CONVOLVE_STORE"
 _POLL_SECONDS = 0.05
@@ -106,7 +107,9 @@ class _Ranks:
     def __enter__(self) -> "_Ranks":
         if threading.current_thread() is threading.main_thread():
             self._handlers = {
-                number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)
+                number: signal.signal(number, self._forward)
+                for number in STOP_SIGNALS
+                if signal.getsignal(number) is not signal.SIG_IGN
             }
         return self
 
@@ -166,9 +169,10 @@ class _Ranks:
 
 def _relay(source: IO[str], sink: IO[str], prefix: str) -> None:
     with source:
-        for line in source:
-            sink.write(prefix + line)
-            sink.flush()
+        for line in source:  # to the end also without a sink: a rank that cannot write would wait forever
+            with suppress(OSError, ValueError):
+                sink.write(prefix + line)
+                sink.flush()
 
 
 def follow_launcher() -> None:

@@ -36,10 +36,14 @@ from convolve.engine.state import TrainState
 from convolve.errors import ConfigError, ConvolveError, DataError
 from convolve.files import open_regular, read_regular
 from convolve.loggers.base import SilentConsole
+from convolve.loggers.files import read_points
 from convolve.numerics.policy import read_mix_list
 from convolve.optim.optimizers import load_state
+from convolve.report.numerics_section import read_numerics
 from convolve.runs import session
+from convolve.runs.folder import read_config
 from convolve.runs.load import load_trained
+from convolve.runs.report import report
 from digit_runs import digits_config
 from photo_sets import write_every_format
 from record_files import imagenet_example, write_records
@@ -409,6 +413,21 @@ def test_no_value_in_a_state_is_an_internal_error(key, run, tmp_path):
         checkpoint, state = copy_run(run, tmp_path / "run")
         forge(checkpoint, {**state, key: value})
         use(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "training.csv", "validation.csv", "summary.json", "config.yml"])
+@pytest.mark.parametrize(
+    "content", [DEEP, b"\xff\n", b'{"kind": "survey", "limits": 3}\n', b'{"kind": [], "facts": 1}', None]
+)
+def test_a_made_up_file_of_a_run_is_skipped_or_one_line_in_its_report(name, content, run, tmp_path):
+    copy_run(run, tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.unlink(missing_ok=True)
+    path.write_bytes(content) if content is not None else os.mkfifo(path)
+    accepts(lambda: read_numerics(tmp_path / "run" / "events.jsonl"))
+    accepts(lambda: read_config(tmp_path / "run"))
+    accepts(lambda: read_points(tmp_path / "run" / "training.csv", "loss"))
+    accepts(lambda: report([tmp_path / "run"], SilentConsole()))
 
 
 @pytest.mark.parametrize("key", ["height", "width", "mean", "std", "crop_share"])

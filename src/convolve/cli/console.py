@@ -153,7 +153,7 @@ def print_json(result: Any) -> None:
     """Print a result as one JSON object on one line."""
     plain = to_plain(result)
     assert isinstance(plain, dict), "the result of a command is an object"
-    print_line(json.dumps(plain))
+    print(json.dumps(plain))
 
 
 def print_result(result: Result, as_json: bool, print_text: Callable[[Result], None]) -> None:
@@ -203,7 +203,9 @@ def finish_training(report: "TrainReport", as_json: bool) -> int:
         else:
             _print_report(report)
         if as_json:
-            print_json(report)
+            with dropping_output():
+                print_json(report)
+                sys.stdout.flush()
     return 0 if stopped_by is None else 128 + int(stopped_by)
 
 

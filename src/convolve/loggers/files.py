@@ -13,7 +13,7 @@ from pathlib import Path
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
-from convolve.files import LineFile, repair_lines, write_file
+from convolve.files import LineFile, open_regular, repair_lines, write_file
 from convolve.loggers.base import (
     Logger,
     LoggerGroup,
@@ -180,7 +180,7 @@ def truncate_after(folder: Path, step: int) -> None:
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a table by column; none if the file does not exist."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
     except FileNotFoundError:
         return []

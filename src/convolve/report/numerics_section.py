@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from convolve.errors import ConvolveError
+from convolve.files import open_regular
 from convolve.report.svg import PlotLine, draw_lines, panel
 
 Layers = Mapping[str, Mapping[str, Any]]
@@ -76,20 +78,24 @@ def read_numerics(path: Path) -> NumericsSection | None:
     """Read events.jsonl; return None if there is no content. Incomplete lines are skipped."""
     section = NumericsSection()
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_regular(path) as file:
             for line in file:
                 event = _parse(line)
-                if event.get("kind") in KINDS:
+                if isinstance(kind := event.get("kind"), str) and kind in KINDS:
                     section.add(event)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConvolveError(f"{path}: cannot read ({error.strerror}); move the file away") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConvolveError(f"{path}: not an event of a run ({error}); move the file away") from error
     return section if section.has_content else None
 
 
-def _parse(line: str) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return event if isinstance(event, dict) else {}
 

@@ -10,6 +10,9 @@ with a dot and end with the process id of the writer:
 
 `recover` restores or removes what killed processes left.
 
+Run folders may come from someone else. Nothing here writes, reads or deletes through a symbolic link in a run folder,
+opens a FIFO or a device, or changes a file that has other names; see `directory.py`.
+
 Failpoints test this. With the environment variable `CONVOLVE_FAILPOINT=<stage>` the process sends itself SIGKILL the
 first time it reaches that stage, so no cleanup runs. Stages of an atomic file and of an atomic folder, in order:
 
@@ -34,18 +37,29 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from convolve.errors import ConvolveError
+from convolve.directory import Directory, UnsafeFileError, open_regular
+from convolve.errors import CheckpointError, ConvolveError
+from convolve.run_files import SUBFOLDERS
 
 FAILPOINT_VARIABLE = "CONVOLVE_FAILPOINT"
 _LEFTOVER = re.compile(r"\.(tmp|old|gone)-(.+)-(\d+)")
 _CHUNK_BYTES = 1 << 20
 _LOCK_POLL_SECONDS = 0.1
+_SAFE_REMEDY = "runs contain only regular files and folders; replace it with a copy, or remove it"
 _LOCK_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+
+
+@contextmanager
+def open_folder(path: Path) -> Iterator[Directory]:
+    """Open a folder inside the block. Only folders that users name may be links: not those that runs create."""
+    follow = path.name not in SUBFOLDERS and not path.name.startswith(".tmp-")
+    with Directory.open(path, follow=follow) as folder:
+        yield folder
 
 
 @contextmanager
@@ -54,9 +68,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     The draft has the name of `path`, in a private folder beside it, because some writers read or store the file name.
     """
-    folder = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}")
+    folder = path.with_name(_draft_name(path))
     try:
-        folder.mkdir(mode=0o700)
+        with open_folder(path.parent) as parent:
+            parent.mkdir(folder.name, 0o700)
         draft = folder / path.name
         yield draft
         failpoint(f"wrote:{path.name}")
@@ -67,78 +82,130 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 def publish(draft: Path, path: Path) -> None:
     """Give a complete file its final name; a reader finds the old content or the new, even after a power cut."""
-    _sync(draft)
-    failpoint(f"synced:{path.name}")
-    draft.replace(path)
-    failpoint(f"renamed:{path.name}")
-    _sync(path.parent)
+    with open_folder(draft.parent) as source, open_folder(path.parent) as target:
+        # Windows flushes only files that are open for writing.
+        descriptor = source.open_file(draft.name, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        _rename_file(source, draft.name, target, path.name)
 
 
 def write_file(path: Path, data: bytes, raises: type[ConvolveError] = ConvolveError) -> None:
     """Write a file atomically; on failure raise an error of type `raises`."""
     try:
-        with atomic_file(path) as draft:
-            draft.write_bytes(data)
+        replace_file(path, data)
     except OSError as error:
         raise raises(describe_write_error(path, error)) from error
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file atomically; a link of this name is replaced, its target is not changed."""
+    draft = _draft_name(path)
+    with open_folder(path.parent) as folder:
+        try:
+            _create_file(folder, draft, data, path.name)
+            _rename_file(folder, draft, folder, path.name)
+        finally:
+            _remove(folder, draft)
+
+
+def _draft_name(path: Path) -> str:
+    return f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}"
+
+
+def _create_file(folder: Directory, name: str, data: bytes, stage: str) -> None:
+    """Write a new file and flush it; `stage` is its name in failpoints."""
+    descriptor = folder.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        failpoint(f"wrote:{stage}")
+        os.fsync(descriptor)
+
+
+def _rename_file(source: Directory, draft: str, target: Directory, name: str) -> None:
+    failpoint(f"synced:{name}")
+    source.rename(draft, name, target)
+    failpoint(f"renamed:{name}")
+    target.sync()
+
+
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make `path` a folder with these files, written in this order; a folder that exists is replaced atomically."""
-    temp = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temp.mkdir()
-        failpoint("temp-made")
-        for name, data in files.items():
-            with (temp / name).open("xb") as file:
-                file.write(data)
-                file.flush()
-                failpoint(f"wrote:{name}")
-                os.fsync(file.fileno())
-            failpoint(f"synced:{name}")
-        _sync(temp)
-        failpoint("temp-synced")
-        _swap_in(temp, path)
-    finally:
-        remove_quietly(temp)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_name(path)
+    with open_folder(path.parent) as parent:
+        try:
+            parent.mkdir(draft)
+            failpoint("temp-made")
+            with parent.open_folder(draft) as folder:
+                for name, data in files.items():
+                    _create_file(folder, name, data, name)
+                    failpoint(f"synced:{name}")
+                folder.sync()
+            failpoint("temp-synced")
+            _swap_in(parent, draft, path.name)
+        finally:
+            _remove(parent, draft)
 
 
-def _swap_in(temp: Path, path: Path) -> None:
+def _swap_in(parent: Directory, draft: str, name: str) -> None:
     """Give a complete folder its final name; the folder that had it is removed last, or restored on failure."""
-    aside = path.with_name(f".old-{path.name}-{os.getpid()}")
-    replaces = path.exists()
+    aside = f".old-{name}-{os.getpid()}"
+    replaces = parent.has_folder(name)
     if replaces:
-        remove_quietly(aside)
-        path.rename(aside)
+        _remove(parent, aside)
+        parent.rename(name, aside)
         failpoint("set-aside")
     try:
-        temp.rename(path)
+        parent.rename(draft, name)
     except OSError:
         if replaces:
-            aside.rename(path)
+            parent.rename(aside, name)
         raise
     failpoint("renamed")
-    _sync(path.parent)
+    parent.sync()
     failpoint("parent-synced")
-    remove_quietly(aside)
+    _remove(parent, aside)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder; it first gets a private name, so it is never seen incomplete under its own."""
-    withdrawn = path.with_name(f".gone-{path.name}-{os.getpid()}")
-    remove_quietly(withdrawn)
-    path.rename(withdrawn)
-    failpoint("withdrawn")
-    for child in sorted(withdrawn.iterdir()):
-        shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
-        failpoint("half-removed")
-    withdrawn.rmdir()
-    failpoint("removed")
+def remove_folder(path: Path, names: Collection[str]) -> bool:
+    """Remove a folder that contains only files with these names; otherwise change nothing and return False.
+
+    It first gets a private name, so it is never seen incomplete under its final one.
+    """
+    withdrawn = f".gone-{path.name}-{os.getpid()}"
+    with open_folder(path.parent) as parent, parent.open_folder(path.name) as folder:
+        entries = folder.names()
+        if not set(names).issuperset(entries) or any(map(folder.has_folder, entries)):
+            return False
+        _remove(parent, withdrawn)
+        parent.rename(path.name, withdrawn)
+        failpoint("withdrawn")
+        for name in entries:
+            folder.unlink(name)
+            failpoint("half-removed")
+        parent.rmdir(withdrawn)
+        failpoint("removed")
+    return True
+
+
+def _remove(parent: Directory, name: str) -> None:
+    """Remove a private file or folder of files; on failure the rest stays under its private name for `recover`."""
+    with suppress(OSError):
+        if not stat.S_ISDIR(parent.stat(name).st_mode):
+            parent.unlink(name)
+            return
+        with parent.open_folder(name) as folder:
+            for entry in folder.names():
+                folder.unlink(entry)
+        parent.rmdir(name)
 
 
 def remove_quietly(path: Path) -> None:
-    """Remove a private file or folder; on failure it stays under its private name for `recover`."""
+    """Remove a private file or folder of this process, ignoring failures."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -184,15 +251,20 @@ def recover(folder: Path, final_name: Callable[[str], str] = str) -> None:
         folder: leftovers of running processes, except this one, are kept.
         final_name: returns the name to restore, given the one inside the private name.
     """
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        match = _LEFTOVER.fullmatch(entry.name)
-        if match is None or _is_other_process(int(match[3])):
-            continue
-        final = folder / final_name(match[2])
-        if match[1] == "old" and not final.exists():
-            entry.rename(final)
-        else:
-            remove_quietly(entry)
+    if not folder.is_dir() and not folder.is_symlink():
+        return
+    with open_folder(folder) as parent:
+        taken = set(parent.names())
+        for name in sorted(taken):
+            match = _LEFTOVER.fullmatch(name)
+            if match is None or _is_other_process(int(match[3])):
+                continue
+            final = final_name(match[2])
+            if match[1] == "old" and final not in taken and stat.S_ISDIR(parent.stat(name).st_mode):
+                parent.rename(name, final)
+                taken.add(final)
+            else:
+                _remove(parent, name)
 
 
 def _is_other_process(pid: int) -> bool:
@@ -208,30 +280,40 @@ def _is_other_process(pid: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
-    """Wait until the disk has the data of a file, or the names in a folder."""
-    windows = sys.platform == "win32"  # opens no folders, and flushes only files that are open for writing
-    if windows and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+def open_run_file(path: Path) -> BinaryIO:
+    """Open a file of a run folder to read it; raise CheckpointError for links, FIFOs and devices."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with open_folder(path.parent) as folder:
+            return os.fdopen(folder.open_file(path.name, os.O_RDONLY), "rb")
+    except UnsafeFileError as error:
+        raise CheckpointError(f"{path}: cannot read ({error.strerror}); {_SAFE_REMEDY}") from None
+
+
+def read_run_file(path: Path) -> bytes:
+    """Return the content of a file of a run folder."""
+    with open_run_file(path) as file:
+        return file.read()
 
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file in hexadecimal, in constant memory."""
-    digest = hashlib.sha256()
     with open_regular(path) as file:
-        while data := file.read(_CHUNK_BYTES):
-            digest.update(data)
+        return sha256_of(file)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the sha256 of an open file in hexadecimal, in constant memory."""
+    digest, chunk = hashlib.sha256(), bytearray(_CHUNK_BYTES)
+    while count := file.readinto(chunk):  # type: ignore[attr-defined]
+        digest.update(memoryview(chunk)[:count])
     return digest.hexdigest()
 
 
 def describe_write_error(path: Path, error: OSError, needed: int | None = None) -> str:
     """Return the message for a failed write; with `needed` bytes it includes the free disk space."""
     reason = error.strerror or str(error)
+    if isinstance(error, UnsafeFileError):
+        return f"{path}: cannot write ({reason}); {_SAFE_REMEDY}"
     if needed is not None:
         reason += f"; {needed / 2**20:.1f} MiB needed, {_free_space(path)} free"
     return f"{path}: cannot write ({reason}); free disk space or fix permissions"
@@ -271,7 +353,9 @@ def hold_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[bool]:
     The system releases the lock when its holder exits, so it cannot go stale. The file contains the holder's process
     id, for people. Yields False if the file system has no locks; the caller must then use unique names.
     """
-    with path.open("a+") as file:
+    with open_folder(path.parent) as folder:
+        descriptor = folder.open_file(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND, single=True)
+    with os.fdopen(descriptor, "a+") as file:
         locked = _lock(file, on_wait)
         if locked:
             file.truncate(0)
@@ -302,11 +386,11 @@ class LineFile:
     @classmethod
     def open(cls, path: Path) -> "LineFile":
         """Open a file to append to; an incomplete last line, left by a power cut, is removed first."""
-        repair_lines(path)
         try:
-            return cls(path, path.open("ab", buffering=0))
+            descriptor = _open_lines(path)
         except OSError as error:
             raise ConvolveError(describe_write_error(path, error)) from error
+        return cls(path, os.fdopen(descriptor, "ab", buffering=0))
 
     @property
     def empty(self) -> bool:
@@ -328,31 +412,16 @@ class LineFile:
         self._file.close()
 
 
-def repair_lines(path: Path) -> None:
-    """Remove an incomplete last line."""
+def _open_lines(path: Path) -> int:
+    """Return the descriptor of a text file to append to, without an incomplete last line."""
+    with open_folder(path.parent) as folder:
+        descriptor = folder.open_file(path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, single=True)
     try:
-        data = read_regular(path)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read()
         if data and not data.endswith(b"\n"):
-            os.truncate(path, data.rfind(b"\n") + 1)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConvolveError(describe_write_error(path, error)) from error
-
-
-def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file to read; anything else, such as a FIFO, which would block, or a device, is an OSError."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
+            os.ftruncate(descriptor, data.rfind(b"\n") + 1)
+    except OSError:
         os.close(descriptor)
         raise
-
-
-def read_regular(path: str | Path) -> bytes:
-    """Return the contents of a regular file."""
-    with open_regular(path) as file:
-        return file.read()
+    return descriptor

@@ -30,6 +30,7 @@ LOCK_FILE = ".claimed"
 CHECKPOINTS_FOLDER = "checkpoints"
 AVERAGES_FOLDER = "averages"
 DUMPS_FOLDER = "dumps"
+SUBFOLDERS = frozenset({CHECKPOINTS_FOLDER, AVERAGES_FOLDER, DUMPS_FOLDER, "wandb"})
 
 BEST_FILE = "best.txt"
 MANIFEST_FILE = "manifest.json"

@@ -31,10 +31,10 @@ from convolve.data.readers.cifar import read_fields
 from convolve.data.readers.detect import open_images
 from convolve.data.readers.tfrecord import read_records
 from convolve.data.readers.webdataset import locate_samples
+from convolve.directory import open_regular, read_regular
 from convolve.download import ignore_progress
 from convolve.engine.state import TrainState
 from convolve.errors import ConfigError, ConvolveError, DataError
-from convolve.files import open_regular, read_regular
 from convolve.loggers.base import SilentConsole
 from convolve.loggers.files import read_points
 from convolve.numerics.policy import read_mix_list

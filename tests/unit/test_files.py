@@ -61,7 +61,8 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_folder(path, {"x": b"1", "y": b"2"})
     write_folder(path, {"z": b"3"})
     assert names(path) == ["z"] and names(path.parent) == ["a"]
-    remove_folder(path)
+    assert not remove_folder(path, ["other"]) and names(path) == ["z"]
+    assert remove_folder(path, ["z"])
     assert names(path.parent) == []
 
 

@@ -12,21 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from convolve import device
 from convolve.alignment.lockstep import Agreement, Difference, compare, run_lockstep
 from convolve.alignment.page import write_alignment
-from convolve.checkpoint.store import find_checkpoints
+from convolve.checkpoint.store import find_checkpoints, load
 from convolve.config import Config
 from convolve.engine.build import open_data
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.files import write_file
+from convolve.files import read_run_file, write_file
 from convolve.loggers.base import Console, SilentConsole
 from convolve.loggers.files import read_table
 from convolve.numerics.policy import build_policy
-from convolve.run_files import EVENTS_FILE, MODEL_FILE, SUMMARY_FILE, TRAINING_FILE
+from convolve.run_files import EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE
 from convolve.runs import session
 from convolve.runs.folder import read_config
 
@@ -190,12 +188,12 @@ def _train(candidate: PolicyResult, config: Config) -> None:
 
 def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
     """Add skipped steps and the last survey of a run, and the curve if it is the first run."""
-    summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+    summary = json.loads(read_run_file(run_dir / SUMMARY_FILE))
     candidate.skipped_steps += int(summary.get("skipped_steps") or 0)
     if not candidate.curve:
         rows = [(int(row["step"]), float(row["loss"])) for row in read_table(run_dir / TRAINING_FILE) if row["loss"]]
         candidate.curve = rows[:: max(1, len(rows) // CURVE_POINTS)]
-    for line in (run_dir / EVENTS_FILE).read_text(encoding="utf-8").splitlines():
+    for line in read_run_file(run_dir / EVENTS_FILE).splitlines():
         event = json.loads(line)
         if event["kind"] == "survey":
             candidate.survey = event["layers"]
@@ -209,12 +207,12 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignR
     for path in paths:
         config = read_config(path)
         candidate = PolicyResult(path.name, build_policy(config.precision).name, runs=[path])
-        summary = json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = json.loads(read_run_file(path / SUMMARY_FILE))
         if summary.get("test_accuracy") is not None:
             candidate.accuracies.append(float(summary["test_accuracy"]))
         _read_run(candidate, path)
         candidates.append(candidate)
-    weights = [load_file(find_checkpoints(path)[-1] / MODEL_FILE) for path in paths]
+    weights = [load(find_checkpoints(path)[-1]).tensors["model"] for path in paths]
     for candidate, tensors in zip(candidates[1:], weights[1:], strict=True):
         if set(tensors) != set(weights[0]):
             raise ConfigError(

@@ -52,7 +52,11 @@ def average_weights(snapshots: Iterable[Snapshot], blend: BlendFn) -> dict[str, 
 def list_averages(run: Path) -> list[Path]:
     """Return the averages of a run in order of their names."""
     folder = run / AVERAGES_FOLDER
-    return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}")) if folder.is_dir() else []
+    found = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}")) if folder.is_dir() else []
+    linked = [path for path in (folder, *found) if path.is_symlink()]
+    if linked:
+        raise CheckpointError(f"{linked[0]}: is a symbolic link; replace it with the folder it points to, or remove it")
+    return found
 
 
 def save_average(run: Path, name: str, snapshot: Snapshot) -> Path:

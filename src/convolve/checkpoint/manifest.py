@@ -6,14 +6,15 @@ from the same bytes. Only the file names of a checkpoint are accepted, so a mani
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from convolve.checkpoint.snapshot import FILES
 from convolve.errors import CheckpointError
-from convolve.files import file_sha256, read_regular
+from convolve.files import open_run_file, sha256_of
 from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
 FORMAT = "convolve-checkpoint"
@@ -40,7 +41,7 @@ def encode_manifest(files: Mapping[str, bytes]) -> bytes:
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """Return the entries of a checkpoint's manifest by file name; the sha256 identifies the content of a part."""
     path = folder / MANIFEST_FILE
-    raw = _read(path, None, read_regular)
+    raw = _read(path, None, _read_all)
     try:
         content = json.loads(raw)
         del content["sha256"]
@@ -55,7 +56,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
 def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each file of a checkpoint after comparing them with the manifest."""
     for name, entry in read_manifest(folder).items():
-        data = _read(folder / name, entry.size, read_regular)
+        data = _read(folder / name, entry.size, _read_all)
         _compare(folder / name, _sha256(data), entry)
         yield name, data
 
@@ -63,7 +64,7 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
 def verify(folder: Path) -> None:
     """Raise CheckpointError unless every file of a checkpoint is intact; uses constant memory."""
     for name, entry in read_manifest(folder).items():
-        _compare(folder / name, _read(folder / name, entry.size, file_sha256), entry)
+        _compare(folder / name, _read(folder / name, entry.size, sha256_of), entry)
 
 
 def _compare(path: Path, sha256: str, entry: FileEntry) -> None:
@@ -92,19 +93,24 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     return entries
 
 
-def _read(path: Path, size: int | None, read: Callable[[Path], T]) -> T:
+def _read(path: Path, size: int | None, read: Callable[[BinaryIO], T]) -> T:
     """Read a regular file of the size in the manifest; None is for the manifest itself."""
     try:
-        if not path.is_file():
-            raise _damaged(path, "missing")
-        found = path.stat().st_size
-        if size is not None and found != size:
-            raise _damaged(path, f"{found} bytes instead of {size}")
-        if size is None and found > _MAX_MANIFEST_BYTES:
-            raise _damaged(path, f"{found} bytes are too many for a manifest")
-        return read(path)
+        with open_run_file(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if size is not None and found != size:
+                raise _damaged(path, f"{found} bytes instead of {size}")
+            if size is None and found > _MAX_MANIFEST_BYTES:
+                raise _damaged(path, f"{found} bytes are too many for a manifest")
+            return read(file)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise _damaged(path, "missing") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read ({error.strerror}); {_REMEDY}") from error
+
+
+def _read_all(file: BinaryIO) -> bytes:
+    return file.read()
 
 
 def _damaged(path: Path, problem: str) -> CheckpointError:

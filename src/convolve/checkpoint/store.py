@@ -14,14 +14,16 @@ from pathlib import Path
 
 from convolve.checkpoint.manifest import encode_manifest, read_files, verify
 from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_mismatch, encode
+from convolve.directory import UnsafeFileError
 from convolve.errors import CheckpointError
 from convolve.files import (
-    atomic_file,
     describe_write_error,
     failpoint,
-    read_regular,
+    open_folder,
+    read_run_file,
     recover,
     remove_folder,
+    replace_file,
     write_folder,
 )
 from convolve.run_files import (
@@ -101,13 +103,15 @@ class Store:
             raise CheckpointError(f"{path}: not a checkpoint of {self.folder}, so it cannot be its best")
         mark, data = self.folder / BEST_FILE, f"{path.name}\n".encode()
         try:
-            with atomic_file(mark) as draft:
-                draft.write_bytes(data)
+            replace_file(mark, data)
         except OSError as error:
             raise _save_error(mark, error, len(data)) from error
 
     def _prune(self, saved: Path) -> None:
-        """Remove checkpoints older than the newest `keep`; damaged ones are neither counted nor removed."""
+        """Remove checkpoints older than the newest `keep`; damaged ones are neither counted nor removed.
+
+        One that contains anything but the files of a checkpoint stays as it is.
+        """
         if self.keep is None:
             return
         older = [path for path in self.paths() if step_of(path) < step_of(saved) and path not in self._damaged]
@@ -175,7 +179,7 @@ def find_best(folder: Path) -> Path | None:
     """Return the checkpoint in a checkpoints folder that is marked best, or None; read-only."""
     mark = folder / BEST_FILE
     try:
-        name = read_regular(mark).decode().strip()
+        name = read_run_file(mark).decode().strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -206,9 +210,17 @@ def _require_folder(path: Path) -> None:
 
 
 def _list_checkpoints(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    """Return the complete checkpoints in a folder; a link among them is an error, it may lead to other data."""
+    try:
+        with open_folder(folder) as entries:
+            names = [name for name in entries.names() if is_checkpoint_name(name) and entries.has_folder(name)]
+    except UnsafeFileError as error:
+        raise CheckpointError(
+            f"{folder}: {error.strerror}; replace the link with the folder it points to, or remove it"
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    complete = (path for path in folder.iterdir() if is_checkpoint_name(path.name) and (path / MANIFEST_FILE).is_file())
+    complete = (folder / name for name in names if (folder / name / MANIFEST_FILE).is_file())
     return sorted(complete, key=step_of)
 
 
@@ -216,7 +228,7 @@ def _is_identical(path: Path, manifest: bytes) -> bool:
     """Return True if this checkpoint is intact and has this manifest, hence the same files."""
     try:
         verify(path)
-        return (path / MANIFEST_FILE).read_bytes() == manifest
+        return read_run_file(path / MANIFEST_FILE) == manifest
     except (CheckpointError, OSError):
         return False
 
@@ -228,7 +240,7 @@ def _recovered_name(name: str) -> str:
 
 def _remove(path: Path) -> None:
     try:
-        remove_folder(path)
+        remove_folder(path, (*FILES, MANIFEST_FILE))
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot remove the old checkpoint ({error.strerror}); make its folder writable, or keep all "

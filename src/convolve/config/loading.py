@@ -9,6 +9,7 @@ values would be lost silently. Aliases are rejected because a few lines of them 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -21,8 +22,9 @@ from pydantic import ValidationError
 from convolve.config.rules import check
 from convolve.config.schema import SECTION_OF, SECTIONS, Config
 from convolve.config.spelling import canonical
+from convolve.directory import read_regular
 from convolve.errors import ConfigError, suggest
-from convolve.files import read_regular
+from convolve.files import open_run_file
 
 COMMAND_LINE = "command line"
 
@@ -211,7 +213,9 @@ def parse(text: str, origin: str) -> Config:
 
 
 def read_saved(path: Path) -> Config:
-    """Return the config of a file written by `dump`."""
+    """Return the config of a file in a run folder, written by `dump`; links are rejected."""
+    with suppress(OSError):
+        open_run_file(path).close()
     return _build_saved(read_yaml(path), str(path))
 
 

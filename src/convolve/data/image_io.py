@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from convolve.directory import read_regular
 from convolve.errors import DataError, ImageTooLargeError
-from convolve.files import read_regular
 
 Images = npt.NDArray[np.uint8]
 Box: TypeAlias = tuple[int, int, int, int]

@@ -7,13 +7,14 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
-from convolve.files import LineFile, open_regular, repair_lines, write_file
+from convolve.files import LineFile, open_run_file, read_run_file, write_file
 from convolve.loggers.base import (
     Logger,
     LoggerGroup,
@@ -149,8 +150,8 @@ def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord]) 
     if file.empty:
         file.write(header)
         return file
-    with path.open(encoding="utf-8") as table:
-        columns = table.readline().rstrip("\n")
+    with open_run_file(path) as table:
+        columns = table.readline().decode(errors="replace").rstrip("\r\n")
     if columns != header:
         file.close()
         raise ConvolveError(f"{path}: has the columns {columns!r}, but must have {header!r}; move the file away")
@@ -171,7 +172,7 @@ def truncate_after(folder: Path, step: int) -> None:
     """
     for name in (TRAINING_FILE, VALIDATION_FILE):
         _truncate_table(folder / name, step)
-    if (folder / EVENTS_FILE).exists():
+    if os.path.lexists(folder / EVENTS_FILE):
         events = LineFile.open(folder / EVENTS_FILE)
         events.write(encode_event("restored", step=step))
         events.close()
@@ -180,7 +181,7 @@ def truncate_after(folder: Path, step: int) -> None:
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a table by column; none if the file does not exist."""
     try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_run_file(path), encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
     except FileNotFoundError:
         return []
@@ -225,10 +226,10 @@ def read_validations(folder: Path) -> list[ValidationRecord]:
 
 
 def _truncate_table(path: Path, step: int) -> None:
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    repair_lines(path)
-    lines = path.read_bytes().splitlines(keepends=True)
+    LineFile.open(path).close()  # removes an incomplete last line
+    lines = read_run_file(path).splitlines(keepends=True)
     kept = lines[:1] + [line for line, row in zip(lines[1:], read_table(path), strict=True) if _step(path, row) <= step]
     if kept != lines:
         write_file(path, b"".join(kept))

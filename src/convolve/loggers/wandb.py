@@ -4,11 +4,12 @@ wandb is imported when the logger is created, so a missing extra is reported bef
 """
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from convolve.errors import ConfigError, ExtraError
-from convolve.files import write_file
+from convolve.files import read_run_file, write_file
 from convolve.loggers.base import Logger, RunInfo, TrainRecord, ValidationRecord, scalars, to_json
 from convolve.run_files import WANDB_ID_FILE
 
@@ -61,8 +62,8 @@ class WandbLogger(Logger):
         self._run.log({f"{group}/{name}": value for name, value in {**scalars(record), "step": record.step}.items()})
 
     def _run_id(self) -> str:
-        if self._id_file.is_file():
-            return self._id_file.read_text().strip()
+        with suppress(FileNotFoundError):
+            return read_run_file(self._id_file).decode().strip()
         self._id_file.parent.mkdir(parents=True, exist_ok=True)
         run_id = secrets.token_hex(6)
         write_file(self._id_file, f"{run_id}\n".encode())

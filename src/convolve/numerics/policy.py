@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from convolve.config.training import PrecisionConfig
+from convolve.directory import read_regular
 from convolve.errors import ConfigError, suggest
-from convolve.files import read_regular
 from convolve.numerics.formats import DEVICE_MODELS, FORMATS, FP32, DeviceModel, Format
 from convolve.numerics.op_table import OperationLists
 from convolve.numerics.rounding import Grid

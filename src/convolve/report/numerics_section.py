@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from convolve.errors import ConvolveError
-from convolve.files import open_regular
+from convolve.files import open_run_file
 from convolve.report.svg import PlotLine, draw_lines, panel
 
 Layers = Mapping[str, Mapping[str, Any]]
@@ -78,7 +78,7 @@ def read_numerics(path: Path) -> NumericsSection | None:
     """Read events.jsonl; return None if there is no content. Incomplete lines are skipped."""
     section = NumericsSection()
     try:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             for line in file:
                 event = _parse(line)
                 if isinstance(kind := event.get("kind"), str) and kind in KINDS:

@@ -9,9 +9,10 @@ from typing import Any
 
 from convolve.config import Config, RunConfig
 from convolve.config.loading import read_saved
+from convolve.directory import UnsafeFileError
 from convolve.distributed.collectives import Collectives
 from convolve.errors import CheckpointError, ConfigError, ConvolveError, ParallelError
-from convolve.files import hold_lock
+from convolve.files import describe_write_error, hold_lock, read_run_file
 from convolve.loggers.files import Points, read_points
 from convolve.run_files import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 
@@ -108,6 +109,8 @@ def _try_lock(folder: Path, stack: ExitStack) -> str:
             f"{folder}: run folder is locked by process {_read_holder(folder)}; "
             "wait for it to finish or use another folder"
         )
+    except UnsafeFileError as error:
+        return describe_write_error(folder / LOCK_FILE, error)
     except OSError as error:
         return f"{folder}: cannot write ({error.strerror}); make the run folder writable"
     return ""
@@ -115,7 +118,7 @@ def _try_lock(folder: Path, stack: ExitStack) -> str:
 
 def _read_holder(folder: Path) -> str:
     try:
-        return (folder / LOCK_FILE).read_text(encoding="utf-8").strip() or "unknown"
+        return read_run_file(folder / LOCK_FILE).decode().strip() or "unknown"
     except OSError:
         return "unknown"
 

@@ -14,7 +14,7 @@ from convolve.checkpoint.store import choose_checkpoint, load
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
-from convolve.files import open_regular, read_regular, write_file
+from convolve.files import open_run_file, read_run_file, write_file
 from convolve.loggers.base import Console, timestamp
 from convolve.loggers.files import Points, read_points
 from convolve.models.network import Network
@@ -109,7 +109,7 @@ def _collect(folder: Path, evidence: TestPredictions | None, environment: dict[s
         curves[f"training {column}"] = read_points(training, column)
         curves[f"validation {column}"] = read_points(validation, column)
     facts = {**_start_metadata(folder), **environment}
-    text = read_regular(folder / CONFIG_FILE).decode(errors="replace")
+    text = read_run_file(folder / CONFIG_FILE).decode(errors="replace")
     figures, numbers = _read_json(folder / SUMMARY_FILE), read_numerics(folder / EVENTS_FILE)
     return RunReport(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
 
@@ -124,7 +124,7 @@ def _figures(run_report: RunReport) -> RunFigures:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty if the run was interrupted before it was written."""
     try:
-        found = json.loads(read_regular(path))
+        found = json.loads(read_run_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -133,7 +133,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _start_metadata(folder: Path) -> dict[str, Any]:
     """Return the plain values of the start event of a run."""
     try:
-        with open_regular(folder / EVENTS_FILE) as file:
+        with open_run_file(folder / EVENTS_FILE) as file:
             first = json.loads(file.readline())
     except (OSError, ValueError, RecursionError):
         return {}

@@ -20,8 +20,8 @@ import torch
 from convolve.data.catalog import DatasetInfo
 from convolve.data.dataset import Images, Labels
 from convolve.data.loader.in_memory import InMemoryImages, check_images
+from convolve.directory import read_regular
 from convolve.errors import DataError
-from convolve.files import read_regular
 
 Splits = tuple[InMemoryImages, InMemoryImages]
 _PIXELS = 3 * 32 * 32

@@ -17,9 +17,9 @@ from convolve.data.readers.image_folder import (
     list_folders,
     split_by_hash,
 )
+from convolve.directory import read_regular
 from convolve.download import Progress
 from convolve.errors import DataError
-from convolve.files import read_regular
 
 NAME = "pictures"
 _SMALL = 64

@@ -23,9 +23,9 @@ from convolve.data.readers.index import (
     make_index,
     signature,
 )
+from convolve.directory import open_regular
 from convolve.download import Progress
 from convolve.errors import DataError
-from convolve.files import open_regular
 from convolve.rng import Indices
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")

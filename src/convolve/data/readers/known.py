@@ -12,9 +12,9 @@ from convolve.data.loader.in_memory import InMemoryImages, check_images
 from convolve.data.readers.cifar import Splits, read_binary, read_python
 from convolve.data.readers.mnist import read_images, read_labels, read_npz
 from convolve.data.readers.tfrecord import read_examples
+from convolve.directory import open_regular
 from convolve.download import Progress
 from convolve.errors import DataError
-from convolve.files import open_regular
 
 _TFDS_VERSION = "3.0.1"
 _ZIP_MAGIC = b"PK"

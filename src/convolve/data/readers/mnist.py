@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from convolve.data.dataset import Images, Labels
+from convolve.directory import open_regular
 from convolve.errors import DataError
-from convolve.files import open_regular
 
 DEFAULT_LIMIT = 1 << 30
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from convolve.data.dataset import Images, Labels
 from convolve.data.loader.decoding import EncodedImages
+from convolve.directory import open_regular
 from convolve.errors import DataError
-from convolve.files import open_regular
 from convolve.rng import Indices
 
 FORMAT = "convolve raw store"

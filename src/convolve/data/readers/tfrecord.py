@@ -22,9 +22,9 @@ from convolve.data.loader.in_memory import MAX_SIDE
 from convolve.data.readers.crc32c import Offsets, crc32c_ranges, mask
 from convolve.data.readers.index import Index, SampleLocation, index_shards
 from convolve.data.readers.mnist import DEFAULT_LIMIT
+from convolve.directory import read_regular
 from convolve.download import Progress
 from convolve.errors import DataError
-from convolve.files import read_regular
 
 Feature = list[bytes] | list[int] | list[float]
 _HEADER = 12

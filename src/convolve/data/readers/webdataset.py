@@ -16,9 +16,9 @@ from typing import Any
 from convolve.data.dataset import Skipped
 from convolve.data.readers.image_folder import EXTENSIONS
 from convolve.data.readers.index import Index, SampleLocation, SkippedEntries, index_shards
+from convolve.directory import open_regular, read_regular
 from convolve.download import Progress
 from convolve.errors import DataError
-from convolve.files import open_regular, read_regular
 
 METADATA = "metadata.json"
 _LARGEST_TEXT = 1 << 20

@@ -1,0 +1,148 @@
+"""Access to the entries of a folder through its descriptor, without following links.
+
+A run folder may come from someone else, who can put links, FIFOs and devices in place of its files. A `Directory` opens
+entries relative to the descriptor of the folder, never through a symbolic link, and only regular files. Systems without
+such calls (`os.supports_dir_fd`) use paths; each entry is checked before it is opened.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_CALLS = {os.open, os.mkdir, os.rename, os.unlink, os.rmdir, os.stat}
+HAS_DESCRIPTORS = os.supports_dir_fd >= _CALLS and os.listdir in os.supports_fd
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISCHR, "a device"),
+)
+
+
+class UnsafeFileError(OSError):
+    """An entry is a link, a FIFO, a socket or a device; `strerror` names the entry."""
+
+
+class Directory:
+    """An open folder; all methods take names of its entries."""
+
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, *, follow: bool) -> Iterator["Directory"]:
+        """Open a folder inside the block; `follow` permits that the path itself is a symbolic link."""
+        if not follow:
+            _check_kind(path.name, os.lstat(path))
+        if not HAS_DESCRIPTORS:
+            yield cls(path, None)
+            return
+        descriptor = os.open(path, _FOLDER_FLAGS | (0 if follow else os.O_NOFOLLOW))
+        try:
+            yield cls(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def open_folder(self, name: str) -> Iterator["Directory"]:
+        """Open a folder in this one inside the block."""
+        _check_kind(name, self.stat(name))
+        if self._descriptor is None:
+            yield Directory(self.path / name, None)
+            return
+        descriptor = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self._descriptor)
+        try:
+            yield Directory(self.path / name, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def open_file(self, name: str, flags: int, *, single: bool = False) -> int:
+        """Return the descriptor of a regular file; `single` rejects files that have other names (hard links)."""
+        # Before: opening a device can have an effect. After: the entry may have been exchanged in between.
+        with suppress(FileNotFoundError):
+            _check_file(name, self.stat(name), single)
+        descriptor = os.open(self._at(name), flags | _FLAGS, 0o666, dir_fd=self._descriptor)
+        try:
+            _check_file(name, os.fstat(descriptor), single)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.path if self._descriptor is None else self._descriptor))
+
+    def stat(self, name: str) -> os.stat_result:
+        return os.stat(self._at(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def has_folder(self, name: str) -> bool:
+        """Return True if a folder has this name, False if the name is free; raise for anything else that is unsafe."""
+        try:
+            found = self.stat(name)
+        except FileNotFoundError:
+            return False
+        _check_kind(name, found)
+        return stat.S_ISDIR(found.st_mode)
+
+    def mkdir(self, name: str, mode: int = 0o777) -> None:
+        os.mkdir(self._at(name), mode, dir_fd=self._descriptor)
+
+    def rename(self, name: str, new_name: str, target: "Directory | None" = None) -> None:
+        """Rename an entry, into another folder on request; an entry of that name is replaced, never followed."""
+        target = target or self
+        os.replace(self._at(name), target._at(new_name), src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(self._at(name), dir_fd=self._descriptor)
+
+    def rmdir(self, name: str) -> None:
+        os.rmdir(self._at(name), dir_fd=self._descriptor)
+
+    def sync(self) -> None:
+        """Wait until the disk has the names in the folder; Windows, which opens no folders, has no such call."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def _at(self, name: str) -> str:
+        return name if self._descriptor is not None else str(self.path / name)
+
+
+def _check_kind(name: str, found: os.stat_result) -> None:
+    for matches, kind in _KINDS:
+        if matches(found.st_mode):
+            raise UnsafeFileError(0, f"{name} is {kind}")
+
+
+def _check_file(name: str, found: os.stat_result, single: bool) -> None:
+    _check_kind(name, found)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if single and found.st_nlink > 1:
+        raise UnsafeFileError(0, f"{name} is a hard link")
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file to read; anything else, such as a FIFO, which would block, or a device, is an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Return the contents of a regular file."""
+    with open_regular(path) as file:
+        return file.read()

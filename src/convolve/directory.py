@@ -2,16 +2,20 @@
 
 A run folder may come from someone else, who can put links, FIFOs and devices in place of its files. A `Directory` opens
 entries relative to the descriptor of the folder, never through a symbolic link, and only regular files. Systems without
-such calls (`os.supports_dir_fd`) use paths; each entry is checked before it is opened.
+such calls (`os.supports_dir_fd`) use paths; each entry is checked before it is opened. `private_folder` makes a folder
+that no other user can write to or replace.
 """
 
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from convolve.errors import ConvolveError
 
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -146,3 +150,34 @@ def read_regular(path: str | Path) -> bytes:
     """Return the contents of a regular file."""
     with open_regular(path) as file:
         return file.read()
+
+
+def private_folder(root: Path, name: str) -> Path:
+    """Return the folder `name` of `root` after checking that no other user can put anything in it or in its place.
+
+    Every folder from it up to / must belong to root or this user and be writable by its owner only. A sticky folder
+    such as /tmp is accepted if the next one belongs to this user with mode 0700. Missing folders are created with mode
+    0700; `root` and `name` get it if they belong to this user and others can write to them. Links are followed first:
+    use the path that is returned.
+    """
+    folder, sticky = Path(os.path.realpath(root / name)), False
+    if sys.platform == "win32":
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    for part in (*reversed(folder.parents), folder):
+        if not os.path.lexists(part):
+            with suppress(FileExistsError):
+                part.mkdir(mode=0o700)
+        status = part.lstat()
+        owners = (os.geteuid(),) if sticky else (0, os.geteuid())
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
+            raise ConvolveError(f"{part}: not a folder of this user; set CONVOLVE_CACHE to one that is")
+        forbidden = 0o077 if sticky else 0o022
+        sticky = part != folder and bool(status.st_mode & stat.S_ISVTX and status.st_mode & 0o022)
+        if sticky or not status.st_mode & forbidden:
+            continue
+        if part not in (folder, Path(os.path.realpath(root))) or status.st_uid != os.geteuid():
+            remedy = f"run `chmod go-{'rwx' if forbidden == 0o077 else 'w'} {part}` or set CONVOLVE_CACHE"
+            raise ConvolveError(f"{part}: other users can write there; {remedy}")
+        part.chmod(0o700)
+    return folder

@@ -213,37 +213,6 @@ def remove_quietly(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def private_folder(root: Path, name: str) -> Path:
-    """Return the folder `name` of `root` after checking that no other user can put anything in it or in its place.
-
-    Every folder from it up to / must belong to root or this user and be writable by its owner only. A sticky folder
-    such as /tmp is accepted if the next one belongs to this user with mode 0700. Missing folders are created with mode
-    0700; `root` and `name` get it if they belong to this user and others can write to them. Links are followed first:
-    use the path that is returned.
-    """
-    folder, sticky = Path(os.path.realpath(root / name)), False
-    if sys.platform == "win32":
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-    for part in (*reversed(folder.parents), folder):
-        if not os.path.lexists(part):
-            with suppress(FileExistsError):
-                part.mkdir(mode=0o700)
-        status = part.lstat()
-        owners = (os.geteuid(),) if sticky else (0, os.geteuid())
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
-            raise ConvolveError(f"{part}: not a folder of this user; set CONVOLVE_CACHE to one that is")
-        forbidden = 0o077 if sticky else 0o022
-        sticky = part != folder and bool(status.st_mode & stat.S_ISVTX and status.st_mode & 0o022)
-        if sticky or not status.st_mode & forbidden:
-            continue
-        if part not in (folder, Path(os.path.realpath(root))) or status.st_uid != os.geteuid():
-            remedy = f"run `chmod go-{'rwx' if forbidden == 0o077 else 'w'} {part}` or set CONVOLVE_CACHE"
-            raise ConvolveError(f"{part}: other users can write there; {remedy}")
-        part.chmod(0o700)
-    return folder
-
-
 def recover(folder: Path, final_name: Callable[[str], str] = str) -> None:
     """Clean up after killed writers: restore a folder set aside if none took its place, remove all other leftovers.
 

@@ -13,7 +13,7 @@ import yaml
 from convolve.checkpoint import convert
 from convolve.config import loading
 from convolve.data.catalog import CATALOG
-from convolve.files import private_folder
+from convolve.directory import private_folder
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file for folder in ("src", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from convolve.directory import private_folder
 from convolve.errors import ConvolveError
-from convolve.files import private_folder
 from convolve.kernels import build
 from convolve.kernels.build import Library, Unavailable
 

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 from convolve import device
 from convolve.data.transforms.normalize import Transform
+from convolve.directory import private_folder
 from convolve.errors import CheckpointError, ConvolveError, ExtraError
-from convolve.files import file_sha256, private_folder
+from convolve.files import file_sha256
 from convolve.inference.metadata import METADATA_KEY, ModelMetadata
 
 

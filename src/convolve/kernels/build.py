@@ -2,7 +2,7 @@
 
 The functions take plain C types and pointers: no torch header, no extension module. Headers are inlined into the source
 before it is compiled and hashed. A library's name contains the sha256 of its bytes, which is compared before it is
-loaded, and no other user can write to the cache or replace it (`files.private_folder`).
+loaded, and no other user can write to the cache or replace it (`directory.private_folder`).
 
 Everything done in C also exists in Python, which is used if no compiler is installed, if compilation fails, or with
 `CONVOLVE_KERNEL=torch`. Except for the layers (`binding.OPTIONS`), both compute the same bits.
@@ -30,8 +30,9 @@ from typing import Any
 import torch
 
 from convolve import device
+from convolve.directory import private_folder
 from convolve.errors import ConvolveError
-from convolve.files import file_sha256, private_folder, publish, remove_quietly
+from convolve.files import file_sha256, publish, remove_quietly
 
 CSRC = Path(__file__).parent / "csrc"
 COMPILERS = ("cc", "gcc", "clang")

@@ -28,7 +28,7 @@ PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for o
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Facts about the machine, found by trying if possible."""
+    """Properties of the machine, tested where possible."""
 
     versions: dict[str, str]
     devices: list[str]

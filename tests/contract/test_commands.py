@@ -27,7 +27,7 @@ def fail(capsys, *arguments):
         main([str(word) for word in arguments])
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
-    assert error.startswith("convolve: ")
+    assert error.startswith(("convolve: ", "convolve "))
     return caught.value.code, error.removeprefix("convolve: ").rstrip("\n")
 
 

@@ -1,1 +1,1 @@
-"""The command line: verbs and flags, tables, progress, one-line errors. No logic."""
+"""Command line: one module per command, with options, tables and progress. No logic."""

@@ -94,8 +94,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _complain(problem: object) -> None:
+    """Print one line. Errors about options start with the command, such as `convolve train`, already."""
+    line = str(problem)
     with suppress(OSError, ValueError):
-        print(f"convolve: {problem}", file=sys.stderr, flush=True)
+        print(line if line.startswith("convolve ") else f"convolve: {line}", file=sys.stderr, flush=True)
 
 
 def _flush(code: int) -> int:

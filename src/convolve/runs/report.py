@@ -67,8 +67,8 @@ def write_training_report(
     folder: Path, model: Network, data: DataModule, execution: Execution, *, evaluated: bool
 ) -> Path:
     """Write the report at the end of a run; costs one pass over the test images if `evaluated`."""
-    evidence = collect_predictions(model, data, "final weights", execution) if evaluated else None
-    return _write(report_path(folder), [_collect(folder, evidence, _environment())])
+    predictions = collect_predictions(model, data, "final weights", execution) if evaluated else None
+    return _write(report_path(folder), [_collect(folder, predictions, _environment())])
 
 
 def report(folders: Sequence[Path], console: Console, *, output: Path | None = None) -> ReportResult:
@@ -82,10 +82,10 @@ def report(folders: Sequence[Path], console: Console, *, output: Path | None = N
             )
         trained = load_trained(choose_checkpoint(folder))
         device.configure(trained.config.run.threads)
-        evidence = collect_predictions(
+        predictions = collect_predictions(
             trained.model, open_run_data(trained, console), f"checkpoint {trained.path.name}"
         )
-        reports.append(_collect(folder, evidence, _versions(trained)))
+        reports.append(_collect(folder, predictions, _versions(trained)))
     if not reports:
         raise ConfigError("report: no run given; name one run folder or several")
     path = output or (report_path(folders[0]) if len(folders) == 1 else Path(COMPARISON_FILE))
@@ -101,7 +101,7 @@ def _write(path: Path, reports: list[RunReport]) -> Path:
     return path
 
 
-def _collect(folder: Path, evidence: TestPredictions | None, environment: dict[str, Any]) -> RunReport:
+def _collect(folder: Path, predictions: TestPredictions | None, environment: dict[str, Any]) -> RunReport:
     training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
     curves: dict[str, Points] = {"rate": read_points(training, "learning_rate")}
     curves["speed"] = read_points(training, "images_per_second")
@@ -111,7 +111,7 @@ def _collect(folder: Path, evidence: TestPredictions | None, environment: dict[s
     facts = {**_start_metadata(folder), **environment}
     text = read_run_file(folder / CONFIG_FILE).decode(errors="replace")
     figures, numbers = _read_json(folder / SUMMARY_FILE), read_numerics(folder / EVENTS_FILE)
-    return RunReport(folder.resolve().name, curves, figures, text, facts, evidence, numbers)
+    return RunReport(folder.resolve().name, curves, figures, text, facts, predictions, numbers)
 
 
 def _figures(run_report: RunReport) -> RunFigures:

@@ -48,7 +48,9 @@ from digit_runs import digits_config
 from photo_sets import write_every_format
 from record_files import imagenet_example, write_records
 
-FUZZ = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+# A few in `make test`, hundreds in `make faults`.
+EXAMPLES = 300 if "FAULTS_COMPLETE" in os.environ else 15
+FUZZ = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 HUGE = [float("inf"), float("-inf"), float("nan"), 1e308, 2**63, 10**60, -1, -(2**70), 0, 5e-324]
 WRONG = [*HUGE, None, True, "", "x" * 3000, "\0", "\ud800", [], {}, [[]], {"a": [1]}, [None, 1], [1e308] * 3]
 DEEP = b"[" * 100_000 + b"]" * 100_000

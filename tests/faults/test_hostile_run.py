@@ -32,6 +32,8 @@ ACTIONS = {
     "average": lambda folder: average(folder, AverageRecipe("mean"), SilentConsole()),
     "serve": lambda folder: make_reload(folder, 1)(),
 }
+# One action in `make test`, all of them in `make faults`.
+EVERY_ACTION = [pytest.param(action, marks=[pytest.mark.slow] * (action != "restore")) for action in ACTIONS]
 APPENDED = (".claimed", "log.txt", "events.jsonl", "training.csv", "validation.csv")
 REPLACED = ("summary.json", "report.html", "curves.png")
 READ = (
@@ -126,7 +128,7 @@ def _child(name, folder, sender):
         sender.send(f"no error of convolve\n{error!r}")
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", EVERY_ACTION)
 def test_links_in_place_of_all_files_leave_their_targets_unchanged(action, hostile):
     for name in (*APPENDED, *REPLACED, "config.yml", "checkpoints/best.txt"):
         path = victim(hostile, name)
@@ -166,7 +168,7 @@ def test_a_restore_replaces_links_that_it_would_write_and_not_their_targets(host
     assert not any((hostile / name).is_symlink() for name in REPLACED)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", EVERY_ACTION)
 @pytest.mark.parametrize("linked", ["checkpoints", "oldest"])
 def test_a_linked_folder_of_checkpoints_is_rejected_and_its_target_stays(action, linked, hostile):
     folder = hostile / CHECKPOINTS_FOLDER
@@ -179,7 +181,7 @@ def test_a_linked_folder_of_checkpoints_is_rejected_and_its_target_stays(action,
     assert contents(hostile.parent / "victims") == before and folder.is_symlink()
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", EVERY_ACTION)
 @pytest.mark.parametrize("name", READ)
 def test_no_command_waits_for_a_fifo(name, action, hostile):
     path = entry(hostile, name)

@@ -77,7 +77,7 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     if content.get("format") != FORMAT or version != VERSION:
         found = f"format {str(content.get('format')):.40} version {str(version):.40}"
         raise CheckpointError(
-            f"{path}: {found}: this convolve reads {FORMAT!r} version {VERSION}; use the version that wrote it"
+            f"{path}: {found}: this convolve reads {FORMAT} version {VERSION}; use the version that wrote it"
         )
     try:
         entries = {

@@ -14,7 +14,8 @@ def prepare_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process exits)
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # a stream whose file was exchanged cannot be reconfigured
+                stream.reconfigure(errors="backslashreplace")
 
 
 def drop_output() -> None:

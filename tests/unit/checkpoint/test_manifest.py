@@ -81,14 +81,14 @@ def test_a_damaged_manifest_is_named_with_its_problem(folder, data, problem):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"version": 2}, "format 'convolve-checkpoint' version 2"),
-        ({"format": "other"}, "format 'other' version 1"),
-        ({"version": None}, "format 'convolve-checkpoint' version None"),
+        ({"version": 2}, "format convolve-checkpoint version 2"),
+        ({"format": "other"}, "format other version 1"),
+        ({"version": None}, "format convolve-checkpoint version None"),
     ],
 )
 def test_a_manifest_of_another_version_is_not_called_damaged(folder, changes, found):
     (folder / "manifest.json").write_bytes(sealed(content(**changes)))
-    with pytest.raises(CheckpointError, match=f"{found}: this convolve reads 'convolve-checkpoint' version 1; use the"):
+    with pytest.raises(CheckpointError, match=f"{found}: this convolve reads convolve-checkpoint version 1; use the"):
         read_manifest(folder)
 
 

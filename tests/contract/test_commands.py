@@ -219,7 +219,7 @@ def test_a_run_that_diverges_stops_with_a_line(capsys, tmp_path):
         "--dataset",
         "digits",
         "--learning-rate",
-        "1e30",
+        "1e6",
         "--run-dir",
         tmp_path / "run",
     ]

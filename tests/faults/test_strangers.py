@@ -239,6 +239,10 @@ def test_a_tar_of_images_with_malicious_members_writes_nothing(whole, tmp_path):
                for ending, data in (("jpg", image), ("cls", b"1"))]  # fmt: skip
     (folder / "train-000000.tar").write_bytes(pack([*members, *list(evil_members())[5:]], "w"))
     before = tree(tmp_path)
+    with pytest.raises(DataError, match="links to /etc/passwd, which is not before it in the tar"):
+        open_images(folder, "x", ignore_progress)
+    (folder / "train-000000.tar").write_bytes(pack(members, "w"))
+    before = tree(tmp_path)
     found = open_images(folder, "x", ignore_progress)
     assert found.train.read(0) == image
     assert tree(tmp_path) == before

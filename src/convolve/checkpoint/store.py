@@ -220,6 +220,10 @@ def _list_checkpoints(folder: Path) -> list[Path]:
         ) from None
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: cannot list ({error.strerror}); check the disk and the permissions"
+        ) from error
     complete = (folder / name for name in names if (folder / name / MANIFEST_FILE).is_file())
     return sorted(complete, key=step_of)
 

@@ -17,7 +17,7 @@ from convolve.sandbox import Sandbox
 from convolve.serving.requests import RequestError
 
 DECODERS = 2
-LIMITS = Limits(memory_bytes=768 << 20, result_bytes=64 << 20, seconds=5.0)
+LIMITS = Limits(memory_bytes=448 << 20, result_bytes=64 << 20, seconds=5.0)
 
 
 class DecoderPool:

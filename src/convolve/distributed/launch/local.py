@@ -34,7 +34,8 @@ STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SI
 LAUNCHER_VARIABLE = "CONVOLVE_LAUNCHER"
 STORE_VARIABLE = "CONVOLVE_STORE"
 _POLL_SECONDS = 0.05
-_GRACE_SECONDS = 30.0
+_GRACE_SECONDS = 30.0  # to save a checkpoint after a signal
+_FAILURE_GRACE_SECONDS = 5.0  # without a rank, the others can only end
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -114,7 +115,7 @@ class _Ranks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop(signal.SIGTERM)
+        self._stop(signal.SIGTERM, _FAILURE_GRACE_SECONDS)
         for relay in self._relays:
             relay.join()
         for number, handler in self._handlers.items():
@@ -142,7 +143,7 @@ class _Ranks:
                 time.sleep(_POLL_SECONDS)
                 continue
             if self._signal is not None:
-                self._stop(self._signal)
+                self._stop(self._signal, _GRACE_SECONDS)
                 return 128 + self._signal
             return 0 if failed is None else failed if failed > 0 else 128 - failed
 
@@ -153,12 +154,12 @@ class _Ranks:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, number: int, grace: float) -> None:
         """End what still runs: ask first, then kill."""
         running = [process for process in self._processes if process.poll() is None]
         for process in running:
             process.send_signal(number)
-        deadline = time.monotonic() + _GRACE_SECONDS
+        deadline = time.monotonic() + grace
         for process in running:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -87,6 +87,7 @@ def test_a_few_kills_leave_the_same_weights(tmp_path, counted):
     survive_kills(tmp_path, "one process", 10, counted)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.parametrize("layout", ["2 replicas", "2 stages"])
 def test_two_kills_of_a_rank_leave_the_same_weights(tmp_path, layout, counted):

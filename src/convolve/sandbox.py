@@ -184,7 +184,7 @@ def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
 def main() -> None:
     """Serve calls on standard input until it closes."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not enter the protocol
+    os.dup2(2, 1)  # output of a library must not enter the protocol
     setup = json.loads(_receive(source) or b"{}")
     limits = Limits(**setup["limits"])
     landlock = restrict_files([*_code_roots(), *map(Path, setup["readable"])])

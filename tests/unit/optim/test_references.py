@@ -1,5 +1,7 @@
 """Optimizers of torch, and Muon, against their formulas in numpy and float64; groups and learning rates."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,22 +12,12 @@ from torch import nn
 from convolve.config import OptimConfig
 from convolve.optim.optimizers import OPTIMIZERS, build_optimizer, parameter_groups, set_learning_rate, state_tensors
 from convolve.optim.update_rules import orthogonalize
+from optimizer_steps import run_optimizer
 
 RATES = (0.1, 0.2, 0.05, 0.02)
 
 
-def run(shape, **options):
-    """Return the weights after a few steps, the initial weights and the gradients."""
-    draw = np.random.default_rng(3)
-    first, gradients = draw.normal(size=shape), [draw.normal(size=shape) for _ in RATES]
-    holder = nn.Module()
-    holder.weight = nn.Parameter(torch.from_numpy(first.copy()))
-    optimizer = build_optimizer(holder, OptimConfig(**options))
-    for rate, gradient in zip(RATES, gradients, strict=True):
-        set_learning_rate(optimizer, rate)
-        holder.weight.grad = torch.from_numpy(gradient.copy())
-        optimizer.step()
-    return holder.weight.detach().numpy(), first, gradients
+run = partial(run_optimizer, rates=RATES, seed=3)
 
 
 def test_sgd_is_its_formula():

@@ -1,5 +1,7 @@
 """Optimizers against references written from their papers, in float64 and numpy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,22 +11,12 @@ from convolve.config import OptimConfig
 from convolve.errors import ConfigError
 from convolve.optim.optimizers import build_optimizer, set_learning_rate
 from convolve.optim.update_rules import Muon, orthogonalize
+from optimizer_steps import run_optimizer
 
 RATES = (0.1, 0.1, 0.05, 0.02)
 
 
-def run(shape, **options):
-    """Return the weights after a few steps, the initial weights and the gradients."""
-    draw = np.random.default_rng(0)
-    first, gradients = draw.normal(size=shape), [draw.normal(size=shape) for _ in RATES]
-    holder = nn.Module()
-    holder.weight = nn.Parameter(torch.from_numpy(first.copy()))
-    optimizer = build_optimizer(holder, OptimConfig(**options))
-    for rate, gradient in zip(RATES, gradients, strict=True):
-        set_learning_rate(optimizer, rate)
-        holder.weight.grad = torch.from_numpy(gradient.copy())
-        optimizer.step()
-    return holder.weight.detach().numpy(), first, gradients
+run = partial(run_optimizer, rates=RATES, seed=0)
 
 
 def test_rmsprop_tf_has_epsilon_inside_the_root_and_starts_at_one():

@@ -52,7 +52,7 @@ from convolve.models import registry
 from convolve.models.summary import summarize
 from convolve.run_files import checkpoint_name, mlperf_name
 from convolve.runs.folder import create_run_dir
-from convolve.runs.session import run_info
+from convolve.runs.results import run_info
 
 RUN_SECONDS = 1.0
 MATMUL_SIDE = 1024

@@ -19,7 +19,7 @@ from convolve.distributed.topology import is_rank_zero
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
 
 if TYPE_CHECKING:
-    from convolve.runs.session import TrainReport
+    from convolve.runs.results import TrainReport
 
 REFRESH_SECONDS = 0.1
 PLAIN_SECONDS = 2.0

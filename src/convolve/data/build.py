@@ -141,9 +141,10 @@ class DataModule:
         return open_test_loader(self.dataset.test, self.transform, self.device, self.options)
 
 
-def load_dataset(config: Config, console: Console) -> Dataset[Reader]:
-    """Open the data set of a config, with the training images that it selects."""
-    return select_samples(open_dataset(config.data, announce=console.info, progress=console.progress), config.data)
+def load_dataset(config: Config, console: Console, user: Dataset[Reader] | None = None) -> Dataset[Reader]:
+    """Open the data set of a config, or take the user's, with the training images that the config selects."""
+    dataset = user or open_dataset(config.data, announce=console.info, progress=console.progress)
+    return select_samples(dataset, config.data)
 
 
 def name_dataset(config: Config, name: str) -> Config:

@@ -25,8 +25,11 @@ from convolve.engine.ema import ModelEMA
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
 from convolve.engine.loop import run_samples
 from convolve.engine.metrics import CrossEntropy, Metrics, NullMetrics, RunningMetrics
+from convolve.engine.objective import Objective, UserLoss, check_loss, measure_metrics
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, clip_to_norm, no_clipping
+from convolve.engine.user_code import NO_USER_CODE, UserCode
+from convolve.errors import ConfigError
 from convolve.layers.batch_norm import NormStatistics
 from convolve.loggers.base import Console
 from convolve.models import registry
@@ -45,27 +48,39 @@ from convolve.run_files import DUMPS_FOLDER
 EmitFn = Callable[..., None]
 
 
-def open_data(config: Config, console: Console) -> DataModule:
-    """Find or download the data set of a config and fit its normalization."""
+def open_data(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> DataModule:
+    """Find or download the data set of a config, or take the user's, and fit its normalization."""
     target = device.select(config.run.device)
-    dataset = load_dataset(config, console)
-    shape = registry.resolve(config.model.model, config.model).input_shape
-    transform = fit_normalization(dataset.train, config.data, shape[1] if shape[0] == 3 else None)
+    dataset = load_dataset(config, console, user.data)
+    shape = _usual_shape(config, user)
+    photo_size = shape[1] if shape is not None and shape[0] == 3 else None
+    transform = fit_normalization(dataset.train, config.data, photo_size)
     return DataModule(dataset, transform, target, config.data)
 
 
-def build_model(config: Config, transform: Transform, classes: int, device: torch.device) -> Network:
-    """Return a freshly initialized model in channels-last memory format."""
-    model = registry.build(
-        config.model.model, classes=classes, input_shape=transform.shape, seed=config.run.seed, options=config.model
-    )
+def _usual_shape(config: Config, user: UserCode) -> Shape | None:
+    if user.module is not None:
+        return user.module.input_shape
+    return registry.resolve(config.model.model, config.model).input_shape
+
+
+def build_model(
+    config: Config, transform: Transform, classes: int, device: torch.device, user: UserCode = NO_USER_CODE
+) -> Network:
+    """Return the user's module, or a freshly initialized model by name, in channels-last memory format."""
+    if user.module is not None:
+        model = user.module.build(classes, transform.shape, config.run.seed)
+    else:
+        model = registry.build(
+            config.model.model, classes=classes, input_shape=transform.shape, seed=config.run.seed, options=config.model
+        )
     apply_freezing(model, config.model)
     return model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def build_initial_model(config: Config, data: DataModule, console: Console) -> Network:
+def build_initial_model(config: Config, data: DataModule, console: Console, user: UserCode = NO_USER_CODE) -> Network:
     """Return the whole model of a new run: layers fitted to the data, weights of `--init-path` loaded."""
-    model = build_model(config, data.transform, len(data.dataset.classes), data.device)
+    model = build_model(config, data.transform, len(data.dataset.classes), data.device, user)
     for module in model.modules():
         if isinstance(module, Whitening):
             batch = next(data.train_loader().step_batches(config.run.seed, 0, WHITENED_IMAGES, WHITENED_IMAGES))
@@ -160,21 +175,25 @@ def build(
     numerics: Numerics,
     model: Network | None = None,
     span: RunSpan | None = None,
+    user: UserCode = NO_USER_CODE,
 ) -> tuple[TrainState, StepParts]:
     """Return the state at the start of a run and the parts of its step. Has no side effects.
 
     Args:
         model: whole model, before it is split into stages; a fresh one by default.
         span: length of the learning-rate schedule; that of the run by default.
+        user: the user's module, loss and metrics.
     """
     if model is None:
-        model = build_model(config, data.transform, len(data.dataset.classes), data.device)
+        model = build_model(config, data.transform, len(data.dataset.classes), data.device, user)
     partition = partition_model(model, config, collectives)
     state = _build_state(config, partition, numerics)
     numerics.execution.install(state.model)
     native_layers = apply_kernels(config, state.model, numerics.choice)
     numerics.execution.round_initial_weights()
-    metrics: Metrics = RunningMetrics(data.device, collectives) if config.log.metrics else NullMetrics()
+    objective = build_objective(config, user, len(data.dataset.classes))
+    running = RunningMetrics(data.device, collectives, objective.metrics)
+    metrics: Metrics = running if config.log.metrics else NullMetrics()
     # The payload of a step: batch-norm statistics and the stop flag.
     grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).pending_sums) + 1)
     offset = collectives.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
@@ -182,13 +201,14 @@ def build(
     optim, pipeline = config.resolved_optim(), partition.pipeline
     parts = StepParts(
         schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
-        forward_backward=_build_forward_backward(config, partition, context, metrics),
+        forward_backward=_build_forward_backward(partition, context, metrics, objective),
         clip=no_clipping if optim.clip_norm is None else clip_to_norm(optim.clip_norm, collectives),
         seed=config.run.seed,
         collectives=collectives,
         grad_sync=grad_sync,
         sharding=partition.shard.sharding,
         metrics=metrics,
+        objective=objective,
         native_layers=tuple(native_layers),
         infer=partial(pipeline.infer, forward=partial(numerics.execution.forward, state.model)) if pipeline else None,
     )
@@ -204,10 +224,27 @@ def _build_state(config: Config, partition: Partition, numerics: Numerics) -> Tr
     return state
 
 
+def build_objective(config: Config, user: UserCode, classes: int) -> Objective:
+    """Return loss and metrics: the user's, or cross-entropy and accuracy."""
+    metrics = measure_metrics(user.metrics, classes)
+    if user.loss is None:
+        return Objective(
+            CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over), CrossEntropy(), metrics
+        )
+    if config.optim.label_smoothing:
+        raise ConfigError(
+            f"--label-smoothing {config.optim.label_smoothing:g}: applies to the built-in cross-entropy only; "
+            "omit it, or smooth the labels in your loss"
+        )
+    check_loss(user.loss, classes)
+    loss = UserLoss(user.loss)
+    return Objective(loss, loss, metrics)
+
+
 def _build_forward_backward(
-    config: Config, partition: Partition, context: PassContext, metrics: Metrics
+    partition: Partition, context: PassContext, metrics: Metrics, objective: Objective
 ) -> ForwardBackwardFn:
-    loss = CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over)
+    loss = objective.loss
     model, pipeline = partition.part, partition.pipeline
     if pipeline is None:
         return ForwardBackward(model=model, loss=loss, context=context, metrics=metrics)

@@ -13,7 +13,7 @@ from convolve.config import Config
 from convolve.data.loader.loader import Loader
 from convolve.distributed.collectives import require_equal_weights
 from convolve.engine.ema import temporary_weights
-from convolve.engine.evaluate import VALID_BATCH, evaluate
+from convolve.engine.evaluate import VALID_BATCH, EvalSetup, evaluate
 from convolve.engine.loop import StepEvent
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState
@@ -139,6 +139,7 @@ class LogCallback:
             ms_per_step=interval.ms_per_step,
             data_wait_share=interval.data_wait_share,
             total_seconds=timer.total_seconds,
+            metrics=result.metrics,
         )
 
 
@@ -176,8 +177,9 @@ class ValidateCallback:
 
 def evaluate_state(state: TrainState, parts: StepParts, loader: Loader, config: Config) -> EvalResult:
     """Evaluate the model of a run between two steps, on all ranks."""
-    size, views = config.optim.valid_batch_size or VALID_BATCH, config.run.validation_views
-    return evaluate(state.model, loader, size, parts.collectives, parts.infer, views, state.execution)
+    size = config.optim.valid_batch_size or VALID_BATCH
+    setup = EvalSetup(config.run.validation_views, state.execution, parts.objective)
+    return evaluate(state.model, loader, size, parts.collectives, parts.infer, setup)
 
 
 def validation_record(checkpoint: str, step: int, epoch: float, result: EvalResult, seconds: float) -> ValidationRecord:
@@ -191,6 +193,7 @@ def validation_record(checkpoint: str, step: int, epoch: float, result: EvalResu
         samples=result.samples,
         seconds=seconds,
         images_per_second=result.samples / seconds,
+        metrics=result.metrics,
     )
 
 
@@ -234,7 +237,7 @@ class SaveCallback:
         metrics: dict[str, Any] = {}
         if result is not None:
             self.best_accuracy = max(self.best_accuracy, result.accuracy)
-            metrics = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+            metrics = {**result.metrics, "loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
         metadata = {
             **self.metadata,
             "metrics": metrics,

@@ -11,6 +11,7 @@ add both of these shifted by one pixel, up and left or down and right, with refl
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -19,7 +20,8 @@ from torch.nn import functional
 
 from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.distributed.collectives import Collectives, SingleProcess
-from convolve.engine.metrics import CrossEntropy, EvalResult, RunningMetrics
+from convolve.engine.metrics import EvalResult, RunningMetrics
+from convolve.engine.objective import Objective
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.layers.hooks import has_hooks
 from convolve.models.network import Network
@@ -80,21 +82,33 @@ def _logits_fn(model: Network, execution: Execution) -> LogitsFn:
     return fold_for_inference(model) if execution.foldable else partial(execution.forward, model)
 
 
+@dataclass(frozen=True)
+class EvalSetup:
+    """How to evaluate: views of each image, execution of the number format, loss and metrics."""
+
+    views: int = 1
+    execution: Execution = field(default_factory=PlainExecution)
+    objective: Objective = field(default_factory=Objective)
+
+
+PLAIN_SETUP = EvalSetup()
+
+
 def evaluate(
     model: Network,
     loader: Loader,
     batch_size: int,
     collectives: Collectives | None = None,
     logits_fn: LogitsFn | None = None,
-    views: int = 1,
-    execution: Execution | None = None,
+    setup: EvalSetup = PLAIN_SETUP,
 ) -> EvalResult:
     """Return loss (without label smoothing) and accuracy over all samples of a loader, split among replicas."""
     device = next(model.parameters()).device
-    metrics, loss = RunningMetrics(device, collectives), CrossEntropy()
+    loss = setup.objective.valid_loss
+    metrics = RunningMetrics(device, collectives, setup.objective.metrics)
     topology = (collectives or SingleProcess()).topology
     with eval_mode(model):
-        logits_fn = average_views(logits_fn or _logits_fn(model, execution or PlainExecution()), views)
+        logits_fn = average_views(logits_fn or _logits_fn(model, setup.execution), setup.views)
         for batch in loader.batches(batch_size, ReplicaShard(topology.replica, topology.replicas)):
             logits = logits_fn(batch.images)
             if logits is not None:

@@ -16,7 +16,7 @@ from convolve import rng
 from convolve.data.loader.loader import MicroBatch, StepBatch
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
-from convolve.engine.metrics import CrossEntropy, Metrics, NullMetrics
+from convolve.engine.metrics import LossFn, Metrics, NullMetrics
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
 
@@ -50,7 +50,7 @@ class ForwardBackward:
     """Runs the whole model, one micro batch after the other."""
 
     model: Network
-    loss: CrossEntropy
+    loss: LossFn
     context: PassContext
     metrics: Metrics = field(default_factory=NullMetrics)
 
@@ -73,7 +73,7 @@ class PipelineForwardBackward:
 
     stage: Network
     pipeline: Pipeline
-    loss: CrossEntropy
+    loss: LossFn
     context: PassContext
     metrics: Metrics = field(default_factory=NullMetrics)
 

@@ -7,7 +7,8 @@ losses of the labels. Running sums stay on the device, so a step does not wait f
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -17,6 +18,12 @@ from torch.nn import functional
 from convolve.data.dataset import Targets
 from convolve.device import accumulation_dtype
 from convolve.distributed.collectives import Collectives, SingleProcess
+
+
+class LossFn(Protocol):
+    """Sum of the losses of a micro batch; plain labels are targets of weight one."""
+
+    def __call__(self, logits: Tensor, targets: Targets | Tensor) -> Tensor: ...
 
 
 class CrossEntropy:
@@ -43,11 +50,27 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Mean loss, and accuracy in [0, 1], over a number of samples; NaN if there are none."""
+    """Mean loss, accuracy in [0, 1] and the user's metrics over a number of samples; NaN if there are none."""
 
     loss: float
     accuracy: float
     samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class MetricSums:
+    """Sums of the user's metrics, as one vector of `size` numbers; here none. Subclassed by `objective.UserMetrics`."""
+
+    size = 0
+    names: tuple[str, ...] = ()
+
+    def update(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sums over a micro batch."""
+        return logits.new_empty(0)
+
+    def compute(self, sums: Tensor) -> dict[str, float]:
+        """Return each metric of the total sums, by name."""
+        return {}
 
 
 class Metrics(Protocol):
@@ -61,28 +84,35 @@ class Metrics(Protocol):
 
 
 class RunningMetrics:
-    """Loss and correct predictions of all processes, summed in the widest format of the device."""
+    """Loss, correct predictions and the user's metrics of all processes, summed in the widest format of the device."""
 
-    def __init__(self, device: torch.device, collectives: Collectives | None = None) -> None:
-        self._sums = torch.zeros(2, dtype=accumulation_dtype(device), device=device)
-        self._loss, self._correct = self._sums.unbind()
+    def __init__(
+        self, device: torch.device, collectives: Collectives | None = None, metrics: MetricSums | None = None
+    ) -> None:
+        self._metrics = metrics or MetricSums()
+        self._sums = torch.zeros(2 + self._metrics.size, dtype=accumulation_dtype(device), device=device)
+        self._loss, self._correct = self._sums[:2].unbind()
+        self._extra = self._sums[2:]
         self._samples = 0
         self._collectives = collectives or SingleProcess()
 
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         self._loss.add_(loss)
         self._correct.add_((logits.argmax(dim=1) == labels).sum())
+        if self._metrics.size:
+            self._extra.add_(self._metrics.update(logits, labels))
         self._samples += len(labels)
 
     def compute(self) -> EvalResult:
         sums = torch.cat((self._sums, self._sums.new_tensor([self._samples])))
-        loss, correct, count = self._collectives.sum_over_stages(self._collectives.sum_over_replicas(sums)).tolist()
+        totals = self._collectives.sum_over_stages(self._collectives.sum_over_replicas(sums)).cpu()
+        loss, correct, *_, count = totals.tolist()
         samples = int(count)
         self._sums.zero_()
         self._samples = 0
         if not samples:
             return EvalResult(math.nan, math.nan, 0)
-        return EvalResult(loss / samples, correct / samples, samples)
+        return EvalResult(loss / samples, correct / samples, samples, self._metrics.compute(totals[2:-1]))
 
 
 class NullMetrics:

@@ -14,6 +14,7 @@ from convolve.distributed.optimizer_sharding import NoSharding, OptimizerShardin
 from convolve.engine.evaluate import LogitsFn
 from convolve.engine.forward_backward import ForwardBackwardFn
 from convolve.engine.metrics import Metrics, NullMetrics
+from convolve.engine.objective import Objective
 from convolve.engine.state import TrainState
 from convolve.layers.batch_norm import NormStatistics
 from convolve.optim.optimizers import set_learning_rate
@@ -41,6 +42,7 @@ class StepParts:
     grad_sync: GradientSync = field(default_factory=NoSync)
     sharding: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
     metrics: Metrics = field(default_factory=NullMetrics)
+    objective: Objective = field(default_factory=Objective)
     native_layers: tuple[str, ...] = ()
     infer: LogitsFn | None = None
 

@@ -16,7 +16,7 @@ class TrainRecord:
     """One log point of training; means are over the steps since the previous log point.
 
     `accuracy` and `data_wait_share` are in [0, 1]. `loss` and `accuracy` are None if metrics are disabled.
-    `total_seconds` is the training time since the start of the run, over all restores.
+    `total_seconds` is the training time since the start of the run, over all restores. `metrics` are the user's.
     """
 
     step: int
@@ -29,11 +29,15 @@ class TrainRecord:
     ms_per_step: float
     data_wait_share: float
     total_seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """One validation of `samples` images; `checkpoint` is the name of its folder, `accuracy` is in [0, 1]."""
+    """One validation of `samples` images; `checkpoint` is the name of its folder, `accuracy` is in [0, 1].
+
+    `metrics` are the user's.
+    """
 
     checkpoint: str
     step: int
@@ -43,6 +47,7 @@ class ValidationRecord:
     samples: int
     seconds: float
     images_per_second: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ def format_train(record: TrainRecord) -> str:
         parts.append(f"loss {record.loss:.4f}")
     if record.accuracy is not None:
         parts.append(f"accuracy {record.accuracy:.2%}")
+    parts += [*_format_metrics(record.metrics)]
     parts += [
         f"learning rate {record.learning_rate:.4g}",
         f"{record.images_per_second:,.0f} images/s",
@@ -85,8 +91,13 @@ def format_validation(record: ValidationRecord) -> str:
     return (
         f"validation of {record.checkpoint}, epoch {record.epoch:.2f}, loss {record.loss:.4f}, "
         f"accuracy {record.accuracy:.2%} of {record.samples:,} images, "
+        f"{''.join(f'{part}, ' for part in _format_metrics(record.metrics))}"
         f"{record.seconds:.2f} s, {record.images_per_second:,.0f} images/s"
     )
+
+
+def _format_metrics(metrics: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in metrics.items()]
 
 
 def format_event(kind: str, details: Mapping[str, Any]) -> str:
@@ -96,8 +107,9 @@ def format_event(kind: str, details: Mapping[str, Any]) -> str:
 
 def scalars(record: TrainRecord | ValidationRecord) -> dict[str, float]:
     """Return the numbers of a record that can be plotted over the step."""
-    skipped = {"step", "checkpoint"}
-    return {name: value for name, value in asdict(record).items() if name not in skipped and value is not None}
+    skipped = {"step", "checkpoint", "metrics"}
+    numbers = {name: value for name, value in asdict(record).items() if name not in skipped and value is not None}
+    return {**numbers, **record.metrics}
 
 
 def to_json(value: Any) -> Any:

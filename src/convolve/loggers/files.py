@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from convolve.config import LogConfig
@@ -38,25 +38,30 @@ Points = list[tuple[float, float]]
 class CsvLogger(Logger):
     """Writes log points to training.csv and validations to validation.csv; None is an empty cell."""
 
-    def __init__(self, training: LineFile, validation: LineFile) -> None:
+    def __init__(self, training: LineFile, validation: LineFile, metrics: Sequence[str] = ()) -> None:
         self._training = training
         self._validation = validation
+        self._metrics = tuple(metrics)
 
     @classmethod
-    def open(cls, folder: Path) -> "CsvLogger":
-        """Open both tables of a run folder to append to them."""
-        training = _open_table(folder / TRAINING_FILE, TrainRecord)
+    def open(cls, folder: Path, metrics: Sequence[str] = ()) -> "CsvLogger":
+        """Open both tables of a run folder to append to them; the user's metrics are their last columns."""
+        training = _open_table(folder / TRAINING_FILE, TrainRecord, metrics)
         try:
-            return cls(training, _open_table(folder / VALIDATION_FILE, ValidationRecord))
+            return cls(training, _open_table(folder / VALIDATION_FILE, ValidationRecord, metrics), metrics)
         except ConvolveError:
             training.close()
             raise
 
     def train(self, record: TrainRecord) -> None:
-        self._training.write(_row(astuple(record)))
+        self._training.write(self._format(record))
 
     def valid(self, record: ValidationRecord) -> None:
-        self._validation.write(_row(astuple(record)))
+        self._validation.write(self._format(record))
+
+    def _format(self, record: TrainRecord | ValidationRecord) -> str:
+        cells = [getattr(record, name) for name in _columns(type(record))]
+        return _row([*cells, *(record.metrics.get(name) for name in self._metrics)])
 
     def close(self) -> None:
         self._training.close()
@@ -121,16 +126,22 @@ class TextLogger(Logger):
         self._file.write(f"{timestamp()}  {text}")
 
 
-def open_loggers(config: LogConfig, folder: Path, seed: int = 0) -> LoggerGroup:
-    """Open the loggers of a config in a run folder; a missing extra is an error before any file is created."""
+def open_loggers(config: LogConfig, folder: Path, seed: int = 0, metrics: Sequence[str] = ()) -> LoggerGroup:
+    """Open the loggers of a config in a run folder; a missing extra is an error before any file is created.
+
+    Args:
+        metrics: names of the user's metrics, which become columns of the tables.
+    """
     loggers: list[Logger] = []
     try:
         if config.tensorboard:
             loggers.append(TensorBoardLogger(folder))
         if config.wandb:
             loggers.append(WandbLogger(folder, config.wandb_project))
-        for kind in (CsvLogger, JsonlLogger, TextLogger) if config.logs else ():
-            loggers.append(kind.open(folder))
+        if config.logs:
+            loggers.append(CsvLogger.open(folder, metrics))
+            loggers.append(JsonlLogger.open(folder))
+            loggers.append(TextLogger.open(folder))
         if config.mlperf_logging:
             loggers.append(MlperfLogger.open(folder / mlperf_name(seed)))
     except ConvolveError:
@@ -144,8 +155,12 @@ def encode_event(kind: str, **details: object) -> str:
     return json.dumps({"kind": kind, "time": timestamp(), **to_json(details)}, allow_nan=False)
 
 
-def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord]) -> LineFile:
-    header = _row([field.name for field in fields(record)])
+def _columns(record: type[TrainRecord] | type[ValidationRecord]) -> list[str]:
+    return [field.name for field in fields(record) if field.name != "metrics"]
+
+
+def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord], metrics: Sequence[str]) -> LineFile:
+    header = _row([*_columns(record), *metrics])
     file = LineFile.open(path)
     if file.empty:
         file.write(header)
@@ -218,11 +233,42 @@ def read_validations(folder: Path) -> list[ValidationRecord]:
                 samples=int(row["samples"]),
                 seconds=float(row["seconds"]),
                 images_per_second=float(row["images_per_second"]),
+                metrics=_read_metrics(row, ValidationRecord),
             )
             for row in read_table(path)
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ConvolveError(f"{path}: a row is not a validation ({error}); fix it or move the file away") from None
+
+
+def read_training(folder: Path) -> list[TrainRecord]:
+    """Return the log points in training.csv."""
+    path = folder / TRAINING_FILE
+    try:
+        return [_read_train(row) for row in read_table(path)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConvolveError(f"{path}: a row is not a log point ({error}); fix it or move the file away") from None
+
+
+def _read_train(row: dict[str, str]) -> TrainRecord:
+    return TrainRecord(
+        step=int(row["step"]),
+        epoch=float(row["epoch"]),
+        samples=int(row["samples"]),
+        learning_rate=float(row["learning_rate"]),
+        loss=float(row["loss"]) if row["loss"] else None,
+        accuracy=float(row["accuracy"]) if row["accuracy"] else None,
+        images_per_second=float(row["images_per_second"]),
+        ms_per_step=float(row["ms_per_step"]),
+        data_wait_share=float(row["data_wait_share"]),
+        total_seconds=float(row["total_seconds"]),
+        metrics=_read_metrics(row, TrainRecord),
+    )
+
+
+def _read_metrics(row: dict[str, str], record: type[TrainRecord] | type[ValidationRecord]) -> dict[str, float]:
+    known = _columns(record)
+    return {name: float(value) for name, value in row.items() if name not in known and value}
 
 
 def _truncate_table(path: Path, step: int) -> None:

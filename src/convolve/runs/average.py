@@ -21,6 +21,7 @@ from convolve.data.build import DataModule, load_dataset
 from convolve.data.loader.loader import Loader
 from convolve.engine.build import match_training_numerics
 from convolve.engine.evaluate import eval_mode
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError, ConfigError
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.loggers.base import Console, ValidationRecord
@@ -68,14 +69,22 @@ class AverageReport:
     validation: ValidationRecord | None
 
 
-def average(folder: Path, recipe: AverageRecipe, console: Console, *, name: str | None = None) -> AverageReport:
+def average(
+    folder: Path,
+    recipe: AverageRecipe,
+    console: Console,
+    *,
+    name: str | None = None,
+    user: UserCode = NO_USER_CODE,
+) -> AverageReport:
     """Average the checkpoints of a run, measure batch-norm statistics, save and validate the result."""
     paths = choose_checkpoints(find_checkpoints(folder), recipe)
     saved = save_average_of(folder, paths, recipe, name)
-    trained = load_trained(saved)
+    trained = load_trained(saved, user=user)
     config = trained.config
     device.configure(config.run.threads)
-    data = DataModule(load_dataset(config, console), trained.transform, device.select(config.run.device), config.data)
+    dataset = load_dataset(config, console, user.data)
+    data = DataModule(dataset, trained.transform, device.select(config.run.device), config.data)
     return finish_average(saved, paths, recipe, trained, data)
 
 
@@ -158,7 +167,9 @@ def _some_images(loader: Loader, seed: int) -> Iterable[torch.Tensor]:
             return
 
 
-def average_at_end(folder: Path, paths: list[Path], config: Config, data: DataModule) -> list[AverageReport]:
+def average_at_end(
+    folder: Path, paths: list[Path], config: Config, data: DataModule, user: UserCode = NO_USER_CODE
+) -> list[AverageReport]:
     """Save and validate the averages of a config at the end of training: of the last N epochs, and exponential."""
     steps_per_epoch = -(-len(data.dataset.train) // config.global_batch_size)
     recipes: list[tuple[str, AverageRecipe]] = []
@@ -171,10 +182,9 @@ def average_at_end(folder: Path, paths: list[Path], config: Config, data: DataMo
         recipes.append((recipe.name, recipe))
     if config.optim.ema_decay is not None:
         recipes.append(("ema", AverageRecipe("ema")))
-    return [_average_one(folder, paths, name, recipe, data) for name, recipe in recipes]
-
-
-def _average_one(folder: Path, paths: list[Path], name: str, recipe: AverageRecipe, data: DataModule) -> AverageReport:
-    chosen = choose_checkpoints(paths, recipe)
-    saved = save_average_of(folder, chosen, recipe, name)
-    return finish_average(saved, chosen, recipe, load_trained(saved), data)
+    reports = []
+    for name, recipe in recipes:
+        chosen = choose_checkpoints(paths, recipe)
+        saved = save_average_of(folder, chosen, recipe, name)
+        reports.append(finish_average(saved, chosen, recipe, load_trained(saved, user=user), data))
+    return reports

@@ -17,6 +17,7 @@ from convolve.data.dataset import Images, Labels
 from convolve.data.transforms.normalize import Transform
 from convolve.engine.build import build_model
 from convolve.engine.state import load_weights
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError
 from convolve.loggers.base import Console
 from convolve.models.network import Network
@@ -33,10 +34,14 @@ class TrainedModel:
     classes: tuple[str, ...]
     step: int
     epoch: float
+    user: UserCode = NO_USER_CODE
 
 
-def load_trained(path: Path, *, device_name: str | None = None) -> TrainedModel:
-    """Load the model of one checkpoint, in evaluation mode; `device_name` overrides the device of its config."""
+def load_trained(path: Path, *, device_name: str | None = None, user: UserCode = NO_USER_CODE) -> TrainedModel:
+    """Load the model of one checkpoint, in evaluation mode; `device_name` overrides the device of its config.
+
+    A model that the user's code defined must be given again: code that a file names is never imported.
+    """
     snapshot = load(path)
     state = snapshot.state
     try:
@@ -46,9 +51,14 @@ def load_trained(path: Path, *, device_name: str | None = None) -> TrainedModel:
         epoch = samples / snapshot.count("samples_per_epoch")
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
-    model = build_model(config, transform, len(classes), device.select(device_name or config.run.device))
+    if user.module is None and ":" in config.model.model:
+        raise CheckpointError(
+            f"{path}: trained with the user's module {config.model.model}, which is never imported unasked; "
+            "give it again with --model"
+        )
+    model = build_model(config, transform, len(classes), device.select(device_name or config.run.device), user)
     load_weights(model, snapshot)
-    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch)
+    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user)
 
 
 BATCH = 256
@@ -56,7 +66,7 @@ BATCH = 256
 
 def open_run_data(trained: TrainedModel, console: Console) -> DataModule:
     """Open the data that a model was trained on, with its transform, on the device of the model."""
-    dataset = load_dataset(trained.config, console)
+    dataset = load_dataset(trained.config, console, trained.user.data)
     if dataset.classes != trained.classes:
         raise CheckpointError(
             f"{trained.path}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "

@@ -12,6 +12,7 @@ from convolve.config.loading import dump
 from convolve.data.build import DataModule
 from convolve.engine.callbacks import Saver
 from convolve.engine.metrics import EvalResult
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.files import write_file
 from convolve.loggers.base import Console, Logger, LoggerGroup
 from convolve.loggers.files import open_loggers, truncate_after
@@ -32,10 +33,11 @@ TrainedFn = Callable[[], tuple[Network, Execution]]
 class RunOutputs:
     """Writer of a run folder. `logger` is null until `open_loggers`."""
 
-    def __init__(self, folder: Path, config: Config, store: Store) -> None:
+    def __init__(self, folder: Path, config: Config, store: Store, user: UserCode = NO_USER_CODE) -> None:
         self.folder = folder
         self.config = config
         self.store = store
+        self.user = user
         self.logger: Logger = LoggerGroup([])
 
     def emit(self, kind: str, **values: object) -> None:
@@ -58,7 +60,8 @@ class RunOutputs:
     @contextmanager
     def open_loggers(self, console: Console) -> Iterator[None]:
         """Log to the console and the files of the config inside the block."""
-        with open_loggers(self.config.log, self.folder, self.config.run.seed) as files:
+        metrics = [metric.name for metric in self.user.metrics]
+        with open_loggers(self.config.log, self.folder, self.config.run.seed, metrics) as files:
             self.logger = LoggerGroup([console, files])
             yield
 
@@ -68,12 +71,12 @@ class RunOutputs:
 
     def validate_checkpoints(self, data: DataModule) -> EvalResult | None:
         """Validate all checkpoints after training and return the result of the newest."""
-        newest = validate_checkpoints(self.folder, self.store.paths(), data, self.logger)[-1]
-        return EvalResult(newest.loss, newest.accuracy, newest.samples)
+        newest = validate_checkpoints(self.folder, self.store.paths(), data, self.logger, self.user)[-1]
+        return EvalResult(newest.loss, newest.accuracy, newest.samples, newest.metrics)
 
     def average_checkpoints(self, data: DataModule) -> None:
         """Save and validate the averages of the config."""
-        for average in average_at_end(self.folder, self.store.paths(), self.config, data):
+        for average in average_at_end(self.folder, self.store.paths(), self.config, data, self.user):
             if average.validation is not None and self.config.run.validation_mode != "none":
                 self.logger.valid(average.validation)
 

@@ -46,9 +46,10 @@ from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts
 from convolve.engine.throughput import Timer
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import to_one_line
 from convolve.files import write_file
-from convolve.loggers.base import Console, RunInfo
+from convolve.loggers.base import Console
 from convolve.models import registry
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution
@@ -58,25 +59,10 @@ from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.changes import Changes
 from convolve.runs.folder import create_run_dir, lock_run, read_config
 from convolve.runs.outputs import NullOutputs, RunOutputs
+from convolve.runs.results import TrainReport, run_info
 from convolve.runs.summary import case_name
 
 DATA_BOUND_FRACTION = 0.25
-
-
-@dataclass(frozen=True)
-class TrainReport:
-    """Result of a run. `test_accuracy` is in [0, 1], or None if nothing was validated."""
-
-    run_dir: Path
-    test_accuracy: float | None
-    test_samples: int
-    images_per_second: float
-    ms_per_step: float
-    seconds: float
-    steps: int
-    final_loss: float | None
-    dataset: str
-    stopped_by: signal.Signals | None = None
 
 
 @dataclass(kw_only=True)
@@ -95,6 +81,7 @@ class Session:
     parts: StepParts
     parameters: int
     started: float
+    user: UserCode = NO_USER_CODE
     best_accuracy: float = -1.0
     previous_seconds: float = 0.0
     restored_step: int | None = None
@@ -232,7 +219,7 @@ class Session:
 
     def _build_whole(self) -> Network:
         data = self.data
-        return build_model(self.config, data.transform, len(data.dataset.classes), data.device)
+        return build_model(self.config, data.transform, len(data.dataset.classes), data.device, self.user)
 
     def _gather_weights(self) -> dict[str, Tensor] | None:
         """Return the weights of all stages at rank 0, for the report; None if this process has the whole model."""
@@ -264,6 +251,7 @@ class Session:
             final_loss=final_loss if self.config.log.metrics else None,
             dataset=self.data.dataset.name,
             stopped_by=stopped_by,
+            metrics=result.metrics if result else {},
         )
 
     def _report_data(self, timer: Timer) -> None:
@@ -302,49 +290,29 @@ class Session:
             "numerics": self.numerics.to_json(),
             "skipped_steps": self.state.scaler.skipped,
             "end_to_end_seconds": report.seconds,
+            "metrics": dict(report.metrics),
         }
 
 
-def run_info(
-    config: Config, folder: Path, *, data: DataModule, numerics: Numerics, parts: StepParts, parameters: int
-) -> RunInfo:
-    """Return what loggers write at the start of a run."""
-    return RunInfo(
-        name=folder.name,
-        folder=folder,
-        config=config.values(),
-        facts={
-            "model": config.model.model,
-            "parameters": parameters,
-            "dataset": data.dataset.name,
-            "training_images": len(data.dataset.train),
-            "test_images": len(data.dataset.test),
-            "device": str(data.device),
-            "threads": torch.get_num_threads(),
-            "global_batch_size": config.global_batch_size,
-            "numerics": str(numerics.choice),
-            "native_layers": len(parts.native_layers),
-        },
-    )
-
-
-def open_session(config: Config, folder: Path, console: Console, collectives: Collectives) -> Session:
+def open_session(
+    config: Config, folder: Path, console: Console, collectives: Collectives, user: UserCode = NO_USER_CODE
+) -> Session:
     """Open the data of a run and build its state and step."""
     started = time.perf_counter()
-    data = open_data(config, console)
+    data = open_data(config, console, user)
     config = name_dataset(config, data.dataset.name)
     span = run_span(config, data)
     store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints)
-    outputs = (RunOutputs if collectives.is_rank_zero else NullOutputs)(folder, config, store)
+    outputs = (RunOutputs if collectives.is_rank_zero else NullOutputs)(folder, config, store, user)
     numerics = build_numerics(
         config, data.device, span, folder=folder, emit=outputs.emit, any_rank=collectives.any_rank
     )
     if store.paths():
-        model = build_model(config, data.transform, len(data.dataset.classes), data.device)
+        model = build_model(config, data.transform, len(data.dataset.classes), data.device, user)
     else:
-        model = build_initial_model(config, data, console)
+        model = build_initial_model(config, data, console, user)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model)
+    state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model, user=user)
     return Session(
         config=config,
         console=console,
@@ -358,14 +326,16 @@ def open_session(config: Config, folder: Path, console: Console, collectives: Co
         parts=parts,
         parameters=parameters,
         started=started,
+        user=user,
     )
 
 
-def train(config: Config, console: Console) -> TrainReport:
+def train(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> TrainReport:
     """Train a config from the start in a new run folder."""
     device.configure(config.run.threads)
-    registry.check(config.model)
-    resolve_splits(build_on_meta(config), config)
+    if user.module is None:
+        registry.check(config.model)
+        resolve_splits(build_on_meta(config), config)
     with open_collectives(config.parallel) as collectives:
         require_same_start(collectives, config)
         console = rank_zero_console(collectives, console)
@@ -373,16 +343,18 @@ def train(config: Config, console: Console) -> TrainReport:
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
         with lock_run(folder, collectives):
-            return open_session(config, folder, console, collectives).run()
+            return open_session(config, folder, console, collectives, user).run()
 
 
-def resume(folder: Path, console: Console, changes: Changes | None = None) -> TrainReport:
+def resume(
+    folder: Path, console: Console, changes: Changes | None = None, user: UserCode = NO_USER_CODE
+) -> TrainReport:
     """Continue a run from its newest intact checkpoint, with changes of length or layout."""
     config = (changes or Changes()).apply(read_config(folder))
     device.configure(config.run.threads)
     with open_collectives(config.parallel) as collectives:
         require_same_start(collectives, config)
         with lock_run(folder, collectives):
-            session = open_session(config, folder, rank_zero_console(collectives, console), collectives)
+            session = open_session(config, folder, rank_zero_console(collectives, console), collectives, user)
             session.restore()
             return session.run()

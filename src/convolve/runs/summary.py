@@ -35,6 +35,7 @@ OPTIONAL: dict[str, str] = {
     "global_batch_size": "samples per optimizer step",
     "steps": "optimizer steps",
     "data_wait_share": "fraction of the training time spent waiting for data",
+    "metrics": "the user's metrics on the test images, by name",
 }
 """Keys that a training run adds."""
 _FRACTIONS = ("test_accuracy", "data_wait_share")

@@ -8,9 +8,10 @@ from convolve import device
 from convolve.checkpoint.averaging import list_averages
 from convolve.checkpoint.store import find_checkpoints
 from convolve.data.build import DataModule
-from convolve.engine.build import match_training_numerics
+from convolve.engine.build import build_objective, match_training_numerics
 from convolve.engine.callbacks import validation_record
-from convolve.engine.evaluate import VALID_BATCH, evaluate
+from convolve.engine.evaluate import VALID_BATCH, EvalSetup, evaluate
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
 from convolve.runs.load import TrainedModel, load_trained, open_run_data
@@ -21,26 +22,35 @@ def validate_one(trained: TrainedModel, data: DataModule) -> ValidationRecord:
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
     execution = match_training_numerics(trained.config, trained.model, data.device)
-    views = trained.config.run.validation_views
-    result = evaluate(trained.model, data.test_loader(), size, views=views, execution=execution)
+    objective = build_objective(trained.config, trained.user, len(trained.classes))
+    setup = EvalSetup(trained.config.run.validation_views, execution, objective)
+    result = evaluate(trained.model, data.test_loader(), size, setup=setup)
     return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
 
 
-def validate_checkpoints(folder: Path, paths: list[Path], data: DataModule, writer: Logger) -> list[ValidationRecord]:
+def validate_checkpoints(
+    folder: Path, paths: list[Path], data: DataModule, writer: Logger, user: UserCode = NO_USER_CODE
+) -> list[ValidationRecord]:
     """Validate checkpoints in order; those in the validation.csv of the run are not evaluated again."""
     done = {record.checkpoint: record for record in read_validations(folder)}
     records = []
     for path in paths:
         record = done.get(path.name)
         if record is None:
-            record = validate_one(load_trained(path), data)
+            record = validate_one(load_trained(path, user=user), data)
             writer.valid(record)
         records.append(record)
     return records
 
 
 def validate(
-    path: Path, console: Console, *, every: bool = False, data_dir: Path | None = None, batch_size: int | None = None
+    path: Path,
+    console: Console,
+    *,
+    every: bool = False,
+    data_dir: Path | None = None,
+    batch_size: int | None = None,
+    user: UserCode = NO_USER_CODE,
 ) -> list[ValidationRecord]:
     """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
 
@@ -56,7 +66,7 @@ def validate(
     data: DataModule | None = None
     for number, checkpoint in enumerate(chosen):
         console.progress("validate", number, len(chosen))
-        trained = load_trained(checkpoint)
+        trained = load_trained(checkpoint, user=user)
         trained = replace(trained, config=trained.config.replace(**options))
         if data is None:
             device.configure(trained.config.run.threads)

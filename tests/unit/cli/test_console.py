@@ -23,7 +23,7 @@ from convolve.cli.console import (
 )
 from convolve.cli.describe import draw
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
-from convolve.runs.session import TrainReport
+from convolve.runs.results import TrainReport
 
 RUN = RunInfo("x", Path("runs/x"), facts={"model": "lenet5", "parameters": 61706, "dataset": "digits"})
 TRAIN = TrainRecord(7, 0.5, 448, 0.1, 0.25, 0.5, 1234.0, 2.0, 0.0, 1.0)

@@ -1,0 +1,42 @@
+"""What a user's Python code adds to a run: a module, a data set, a loss, metrics. By default nothing.
+
+`UserCode` travels from the Python API through `runs/session.py` to `engine/build.py`. An empty one is a run whose parts
+are all named in its config.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from convolve.data.dataset import Dataset, Reader
+from convolve.engine.objective import Loss, Metric
+from convolve.models.network import Network, Shape
+
+
+class UserModule(Protocol):
+    """A model that is given as an object.
+
+    `name` is recorded as the option `model`, such as `my_package:Net`. `input_shape` sets the size of photographs; None
+    keeps the usual size.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def input_shape(self) -> Shape | None: ...
+
+    def build(self, classes: int, input_shape: Shape, seed: int) -> Network:
+        """Return the model on the CPU for images of this shape, ready for `engine.build.build`."""
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """Objects that replace the named parts of a run. A part that is None is the one that the config names."""
+
+    module: UserModule | None = None
+    data: Dataset[Reader] | None = None
+    loss: Loss | None = None
+    metrics: tuple[Metric, ...] = ()
+
+
+NO_USER_CODE = UserCode()

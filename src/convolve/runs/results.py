@@ -1,0 +1,54 @@
+"""The result of a run, and what its loggers write at the start."""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from convolve.config import Config
+from convolve.data.build import DataModule
+from convolve.engine.build import Numerics
+from convolve.engine.step import StepParts
+from convolve.loggers.base import RunInfo
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """Result of a run. `test_accuracy` is in [0, 1], or None if nothing was validated."""
+
+    run_dir: Path
+    test_accuracy: float | None
+    test_samples: int
+    images_per_second: float
+    ms_per_step: float
+    seconds: float
+    steps: int
+    final_loss: float | None
+    dataset: str
+    stopped_by: signal.Signals | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def run_info(
+    config: Config, folder: Path, *, data: DataModule, numerics: Numerics, parts: StepParts, parameters: int
+) -> RunInfo:
+    """Return what loggers write at the start of a run."""
+    return RunInfo(
+        name=folder.name,
+        folder=folder,
+        config=config.values(),
+        facts={
+            "model": config.model.model,
+            "parameters": parameters,
+            "dataset": data.dataset.name,
+            "training_images": len(data.dataset.train),
+            "test_images": len(data.dataset.test),
+            "device": str(data.device),
+            "threads": torch.get_num_threads(),
+            "global_batch_size": config.global_batch_size,
+            "numerics": str(numerics.choice),
+            "native_layers": len(parts.native_layers),
+        },
+    )

@@ -16,7 +16,7 @@ import pytest
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError, ExtraError
 from convolve.loggers.base import LoggerGroup, RunInfo, TrainRecord, ValidationRecord
-from convolve.loggers.files import CsvLogger, JsonlLogger, TextLogger, open_loggers
+from convolve.loggers.files import CsvLogger, JsonlLogger, TextLogger, open_loggers, read_training, read_validations
 
 TRAIN = TrainRecord(
     step=100,
@@ -57,10 +57,24 @@ def test_csv_rows_give_back_every_number_exactly(tmp_path: Path) -> None:
     writer.valid(VALID)
     [train] = read(tmp_path / "training.csv")
     [valid] = read(tmp_path / "validation.csv")
-    assert {name: float(cell) for name, cell in train.items()} == vars(TRAIN)
+    assert {**{name: float(cell) for name, cell in train.items()}, "metrics": {}} == vars(TRAIN)
     assert valid.pop("checkpoint") == VALID.checkpoint
     assert all(float(cell) == getattr(VALID, name) for name, cell in valid.items())
     writer.close()
+
+
+def test_the_metrics_of_a_user_are_the_last_columns_and_are_read_back(tmp_path: Path) -> None:
+    writer = CsvLogger.open(tmp_path, ["certain", "top_5"])
+    train, valid = (
+        replace(TRAIN, metrics={"top_5": 0.5, "certain": 0.1 + 0.2}),
+        replace(VALID, metrics={"certain": 1.0}),
+    )
+    writer.train(train)
+    writer.valid(valid)
+    writer.close()
+    assert list(read(tmp_path / "training.csv")[0])[-2:] == ["certain", "top_5"]
+    assert read_training(tmp_path) == [train]
+    assert read_validations(tmp_path) == [valid]
 
 
 def test_metrics_that_are_off_are_empty_cells_and_nan_stays_nan(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 
+from convolve.distributed.positions import Positions
 from convolve.distributed.topology import Topology
 
 TIMEOUT = 60
@@ -31,6 +32,7 @@ class ThreadCollectives:
     def __init__(self, topology, exchange):
         self.topology = topology
         self._exchange = exchange
+        self.positions = Positions()
 
     @property
     def is_rank_zero(self):

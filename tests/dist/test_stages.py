@@ -159,6 +159,14 @@ def test_spans_and_an_automatic_split_go_together(run):
     assert same_bits(alone, folder)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_span_ends_an_epoch_with_fewer_micro_batches_than_replicas(run, shards):
+    """The seventh step has 28 samples, so one replica runs 16 and 12 of them alone or none; torch's time is up else."""
+    given = {"model": "lenet-bn", "replicas": 2, "gradient_accumulation_count": 2, "bn_span": 2, "shards": shards}
+    _, report = run(**given, pipeline_splits=SPLITS[2] if shards == 2 else ["auto"], batch_size=24)
+    assert report.steps == 9
+
+
 def test_a_span_without_batch_norm_is_rejected(run):
     with pytest.raises(AssertionError, match="--bn-span 2: the model has no batch norm"):
         run(model="lenet5", replicas=2, gradient_accumulation_count=2, bn_span=2)

@@ -25,6 +25,7 @@ def check(config: Config) -> None:
         _mix_list_has_a_use,
         _ramp_rises,
         _whole_spans,
+        _spans_of_readable_samples,
         _each_split_once,
         _recomputation_is_on,
     ):
@@ -132,6 +133,15 @@ def _whole_spans(config: Config) -> None:
         raise ConfigError(
             f"--bn-span {span} with --replicas {replicas}: must divide the number of replicas; "
             f"choose a divisor of {replicas}"
+        )
+
+
+def _spans_of_readable_samples(config: Config) -> None:
+    span = config.parallel.bn_span
+    if span > 1 and config.data.bad_samples == "skip":
+        raise ConfigError(
+            f"--bad-samples skip with --bn-span {span}: replicas of a span wait for each other's micro batches, but "
+            "one without readable samples is skipped; remove bad samples (`convolve data check` lists them)"
         )
 
 

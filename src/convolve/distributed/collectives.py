@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -23,11 +23,13 @@ from safetensors.torch import load as unpack_tensors
 from safetensors.torch import save as pack_tensors
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
 
 from convolve import __version__
 from convolve.config import Config, ParallelConfig
 from convolve.distributed.launch.local import STORE_VARIABLE
 from convolve.distributed.launch.slurm import first_host
+from convolve.distributed.positions import Positions, PublishedPositions
 from convolve.distributed.topology import Topology, find_topology
 from convolve.errors import ParallelError
 from convolve.loggers.base import Console, SilentConsole
@@ -44,6 +46,10 @@ def read_timeout(environment: Mapping[str, str]) -> timedelta:
 TIMEOUT = read_timeout(os.environ)
 
 
+class CollectiveTimeout(RuntimeError):
+    """Other ranks did not take part in a collective in time."""
+
+
 class Collectives(Protocol):
     """Collective operations of the processes of a run.
 
@@ -52,6 +58,10 @@ class Collectives(Protocol):
     """
 
     topology: Topology
+
+    @property
+    def positions(self) -> Positions:
+        """Where this rank is, and where the others were last seen."""
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None: ...
@@ -87,6 +97,9 @@ class SingleProcess:
     stage_group = None
     is_rank_zero = True
 
+    def __init__(self) -> None:
+        self.positions = Positions()
+
     def any_rank(self, flag: bool) -> bool:
         return flag
 
@@ -106,10 +119,17 @@ class SingleProcess:
 class DistributedCollectives:
     """Collectives of torch.distributed, in its default process group and the two groups given."""
 
-    def __init__(self, topology: Topology, replica_group: dist.ProcessGroup, stage_group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        replica_group: dist.ProcessGroup,
+        stage_group: dist.ProcessGroup,
+        positions: PublishedPositions,
+    ) -> None:
         self.topology = topology
         self.replica_group = replica_group
         self.stage_group = stage_group
+        self.positions = positions
 
     @property
     def is_rank_zero(self) -> bool:
@@ -117,29 +137,37 @@ class DistributedCollectives:
 
     def any_rank(self, flag: bool) -> bool:
         flags = torch.tensor([int(flag)])
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        with self.positions.during("agreement of all ranks"):
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item())
 
     def broadcast_str(self, text: str) -> str:
         data = torch.tensor(list(text.encode()), dtype=torch.uint8)
         size = torch.tensor([len(data)])
-        dist.broadcast(size, 0)
-        if not self.is_rank_zero:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        if len(data):
-            dist.broadcast(data, 0)
+        with self.positions.during("message of rank 0"):
+            dist.broadcast(size, 0)
+            if not self.is_rank_zero:
+                data = torch.empty(int(size), dtype=torch.uint8)
+            if len(data):
+                dist.broadcast(data, 0)
         return data.numpy().tobytes().decode()
 
     def sum_over_replicas(self, values: Tensor) -> Tensor:
-        return _ordered_sum(values, self.replica_group)
+        with self.positions.during("sum over replicas"):
+            return ordered_sum(values, self.replica_group)
 
     def sum_over_stages(self, values: Tensor) -> Tensor:
-        return _ordered_sum(values, self.stage_group)
+        with self.positions.during("sum over stages"):
+            return ordered_sum(values, self.stage_group)
 
     def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
         """Send the tensors to rank 0 as safetensors, one rank after the other."""
+        with self.positions.during("checkpoint"):
+            return self._collect(tensors, self.topology.world if from_replicas else self.topology.stages)
+
+    def _collect(self, tensors: Mapping[str, Tensor], world: int) -> dict[str, Tensor]:
         collected = dict(tensors)
-        for rank in range(1, self.topology.world if from_replicas else self.topology.stages):
+        for rank in range(1, world):
             if self.topology.rank == rank:
                 packed = pack_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
                 data = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
@@ -162,16 +190,34 @@ def open_collectives(config: ParallelConfig) -> Iterator[Collectives]:
         yield SingleProcess()
         return
     try:
-        yield _join(topology)
-    except RuntimeError as error:
-        if not _is_connection_error(error):
-            raise
-        raise ParallelError(
-            f"rank {topology.rank}: lost the connection ({_first_sentence(error)}); resume with `convolve restore`"
-        ) from error
+        collectives = _join(topology)
+        try:
+            yield collectives
+        except RuntimeError as error:
+            if not _is_connection_error(error):
+                raise
+            raise _explain(error, collectives) from error
+        finally:
+            collectives.positions.close()
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _explain(error: RuntimeError, collectives: DistributedCollectives) -> ParallelError:
+    """Return the error of a lost connection; after a timeout, with the last position of every rank."""
+    rank, positions = collectives.topology.rank, collectives.positions
+    if not _is_timeout(error):
+        problem = f"lost the connection ({_first_sentence(error)}); resume with `convolve restore`"
+        return ParallelError(f"rank {rank}: {problem}")
+    return ParallelError(
+        f"rank {rank}: no response for {TIMEOUT.total_seconds():g} s at {positions}; {positions.describe_others()}; "
+        "resume with `convolve restore`, or set CONVOLVE_TIMEOUT to more seconds"
+    )
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    return isinstance(error, CollectiveTimeout) or "timed out" in str(error).lower()
 
 
 def _join(topology: Topology) -> DistributedCollectives:
@@ -188,9 +234,11 @@ def _join(topology: Topology) -> DistributedCollectives:
             f"rank {topology.rank} of {topology.world}: cannot connect to {address} ({error}); "
             "check the address, the port and that all processes were started"
         ) from error
-    replicas = _new_group([topology.same_stage(stage) for stage in range(topology.stages)], topology.rank)
-    stages = _new_group([topology.same_replica(replica) for replica in range(topology.replicas)], topology.rank)
-    return DistributedCollectives(topology, replicas, stages)
+    replicas = new_group([topology.same_stage(stage) for stage in range(topology.stages)], topology.rank)
+    stages = new_group([topology.same_replica(replica) for replica in range(topology.replicas)], topology.rank)
+    positions = PublishedPositions(_get_default_store(), topology.rank, topology.world)
+    positions.start()
+    return DistributedCollectives(topology, replicas, stages, positions)
 
 
 def _open_store(topology: Topology) -> Store | None:
@@ -210,23 +258,14 @@ def _open_store(topology: Topology) -> Store | None:
     return TCPStore(host, port, topology.world, is_master=True, timeout=TIMEOUT, master_listen_fd=listener.detach())
 
 
-def _new_group(members: list[list[int]], rank: int) -> dist.ProcessGroup:
+def new_group(members: list[list[int]], rank: int) -> dist.ProcessGroup:
     """Create all groups, as every rank must in the same order, and return the one with this rank."""
     groups: list[dist.ProcessGroup] = [dist.new_group(ranks, timeout=TIMEOUT) for ranks in members]
     return next(group for ranks, group in zip(members, groups, strict=True) if rank in ranks)
 
 
-def span_sum(topology: Topology, span: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that sums a tensor over groups of `span` neighboring replicas. All ranks must call this."""
-    if topology.world == 1:
-        return lambda values: values
-    members = [topology.same_stage(stage) for stage in range(topology.stages)]
-    spans = [ranks[first : first + span] for ranks in members for first in range(0, len(ranks), span)]
-    group = _new_group(spans, topology.rank)
-    return lambda values: _ordered_sum(values, group)
-
-
-def _ordered_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+def ordered_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over a group, added in the order of its ranks."""
     parts = [torch.empty_like(values) for _ in range(group.size())]
     if len(parts) == 1:
         return values
@@ -238,7 +277,8 @@ def _ordered_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _is_connection_error(error: RuntimeError) -> bool:
     """Return whether gloo, which has no error class, reports a lost process or connection."""
-    return any(word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "timed out"))
+    words = ("gloo", "Connection closed", "Connection reset")
+    return _is_timeout(error) or any(word in str(error) for word in words)
 
 
 def _first_sentence(error: RuntimeError) -> str:

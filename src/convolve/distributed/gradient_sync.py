@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convolve.distributed.collectives import Collectives
+from convolve.distributed.positions import Positions
 from convolve.distributed.shared_memory import open_shared_memory
 
 BUCKET_BYTES = 10 << 20
@@ -121,6 +122,7 @@ class BucketedAllReduce:
 
     buckets: list[Bucket]
     reduce: Reduce
+    positions: Positions = field(default_factory=Positions)
     _sent: int = 0
     _may_send: bool = False
     _bucket_of: dict[nn.Parameter, Bucket] = field(default_factory=dict)
@@ -153,12 +155,13 @@ class BucketedAllReduce:
     def finish(self, payload: Tensor) -> Tensor:
         last = self.buckets[-1]
         last.payload.copy_(payload)
-        while self._sent < len(self.buckets):
-            self._send()
-        for bucket in self.buckets:
-            assert bucket.finish is not None, "every bucket was sent"
-            bucket.finish()
-            bucket.unpack()
+        with self.positions.during("gradient sum"):
+            while self._sent < len(self.buckets):
+                self._send()
+            for bucket in self.buckets:
+                assert bucket.finish is not None, "every bucket was sent"
+                bucket.finish()
+                bucket.unpack()
         self._sent, self._may_send = 0, False
         return last.payload
 
@@ -179,4 +182,5 @@ def build(collectives: Collectives, model: nn.Module, payload_size: int) -> Grad
         return finish
 
     largest = max(bucket.flat.numel() for bucket in buckets)
-    return BucketedAllReduce(buckets, open_shared_memory(collectives, largest) or all_reduce)
+    reduce = open_shared_memory(collectives, largest) or all_reduce
+    return BucketedAllReduce(buckets, reduce, collectives.positions)

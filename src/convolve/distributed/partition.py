@@ -22,7 +22,8 @@ from convolve.compat.names import canonical_splits
 from convolve.config import Config
 from convolve.config.training import AUTO_SPLITS
 from convolve.distributed import optimizer_sharding
-from convolve.distributed.collectives import Collectives, require_equal_weights, span_sum
+from convolve.distributed.batch_norm_span import BatchNormSpan, NoSpan, build_span
+from convolve.distributed.collectives import Collectives, require_equal_weights
 from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
 from convolve.distributed.pipeline import Pipeline
 from convolve.errors import ConfigError, suggest
@@ -61,11 +62,12 @@ class LocalShard:
 
 @dataclass(frozen=True)
 class Partition:
-    """The part of a model in one process, and its connection to the other stages."""
+    """The part of a model in one process, and its connections to the other stages and to its batch-norm span."""
 
     part: Network
     shard: LocalShard
     pipeline: Pipeline | None
+    span: BatchNormSpan | NoSpan
 
 
 def balance_stages(costs: Sequence[float], stages: int, fits: FitsFn | None = None) -> list[int]:
@@ -114,15 +116,16 @@ def partition_model(model: Network, config: Config, collectives: Collectives) ->
         shapes = _stage_shapes(model, local)
         part = subnetwork(model, local, shapes[0])
         remote_blocks = tuple(name for name in model.blocks if name not in local)
-    if parallel.bn_span > 1:
+    span = build_span(collectives, parallel.bn_span)
+    if span.size > 1:
         # Must be last: a synced batch norm blocks on its peers in every forward pass.
-        _sync_batch_norms(model, part, parallel.bn_span, collectives)
+        _sync_batch_norms(model, part, span)
     if parallel.enable_recomputation:
         patterns = [one for one in parallel.recompute_checkpoints if _applies_here(part, model, one)]
         recompute(part, patterns)
     sharding = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
     pipeline = Pipeline(part, shapes, collectives, parallel.pipeline_schedule) if shapes else None
-    return Partition(part, LocalShard(remote_blocks, sharding), pipeline)
+    return Partition(part, LocalShard(remote_blocks, sharding), pipeline, span)
 
 
 def resolve_splits(model: Network, config: Config) -> tuple[str, ...] | None:
@@ -210,13 +213,14 @@ def _stage_shapes(model: Network, local: list[str]) -> tuple[Shape, Shape]:
     return rows[first - 1].shape if first else model.input_shape, rows[last].shape
 
 
-def _sync_batch_norms(model: Network, part: Network, span: int, collectives: Collectives) -> None:
+def _sync_batch_norms(model: Network, part: Network, span: BatchNormSpan | NoSpan) -> None:
     if not any(isinstance(module, BatchNorm2d) for module in model.modules()):
-        raise ConfigError(f"--bn-span {span}: the model has no batch norm; remove the option or set --norm-type batch")
-    add = span_sum(collectives.topology, span)
+        raise ConfigError(
+            f"--bn-span {span.size}: the model has no batch norm; remove the option or set --norm-type batch"
+        )
     for module in part.modules():
         if isinstance(module, BatchNorm2d):
-            module.sync(span, add)
+            module.sync(span)
 
 
 def _applies_here(part: Network, model: Network, pattern: str) -> bool:

@@ -63,10 +63,13 @@ class Pipeline:
         """True if this stage computes the logits."""
         return self.stage == self.stages - 1
 
-    def train(self, images: list[Tensor], forward: Forward, context: PassContextFn) -> None:
-        """Run forward and backward passes of the micro batches of a step, in groups of one size."""
+    def train(self, images: list[Tensor], forward: Forward, context: PassContextFn, *, lockstep: bool = False) -> None:
+        """Run forward and backward passes of the micro batches of a step, in groups of one size.
+
+        With `lockstep` every micro batch is a group, an order that does not depend on their number and sizes.
+        """
         first = 0
-        for size, count in self._groups([len(micro_batch) for micro_batch in images]):
+        for size, count in self._groups([len(micro_batch) for micro_batch in images], lockstep):
             pipeline = self._cached(size, count, True)
             pipeline.module.forward_fn, pipeline.stage.context = forward, context
             pipeline.run(torch.cat(images[first : first + count]) if self.stage == 0 else None, first)
@@ -81,11 +84,12 @@ class Pipeline:
         pipeline.module.forward_fn = lambda _, x: (forward or self._part)(x)
         return pipeline.run(images if self.stage == 0 else None, 0)
 
-    def _groups(self, sizes: list[int]) -> list[tuple[int, int]]:
+    def _groups(self, sizes: list[int], lockstep: bool = False) -> list[tuple[int, int]]:
         """Return size and number of consecutive micro batches of one size; a sequential schedule has groups of one."""
+        alone = lockstep or self._schedule == "sequential"
         groups: list[tuple[int, int]] = []
         for size in sizes:
-            if groups and groups[-1][0] == size and self._schedule != "sequential":
+            if groups and groups[-1][0] == size and not alone:
                 groups[-1] = (size, groups[-1][1] + 1)
             else:
                 groups.append((size, 1))

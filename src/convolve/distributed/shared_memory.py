@@ -24,10 +24,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from convolve.distributed.collectives import Collectives
+from convolve.distributed.collectives import TIMEOUT, Collectives, CollectiveTimeout
 from convolve.errors import ParallelError
 
-TIMEOUT_SECONDS = 300.0
 SPINS = 2000
 MAX_BYTES = 64 << 20
 
@@ -76,7 +75,7 @@ class SharedMemoryAllReduce:
         return finish
 
     def _wait(self, number: int) -> None:
-        deadline = time.perf_counter() + TIMEOUT_SECONDS
+        deadline = time.perf_counter() + TIMEOUT.total_seconds()
         spins = 0
         while int(self._rounds.min()) < number:
             spins += 1
@@ -84,10 +83,7 @@ class SharedMemoryAllReduce:
                 time.sleep(5e-5)
                 self._require_alive(number)
                 if time.perf_counter() > deadline:
-                    late = int(self._rounds.argmin())
-                    raise ParallelError(
-                        f"rank {late}: no response for {TIMEOUT_SECONDS:.0f} s; resume with `convolve restore`"
-                    )
+                    raise CollectiveTimeout
 
     def _require_alive(self, number: int) -> None:
         """Stop immediately if a process that has not reached the round has exited."""

@@ -197,7 +197,7 @@ def build(
     # The payload of a step: batch-norm statistics and the stop flag.
     grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).pending_sums) + 1)
     offset = collectives.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
-    context = PassContext(config.run.seed, numerics.execution, grad_sync, offset)
+    context = PassContext(config.run.seed, numerics.execution, grad_sync, offset, partition.span)
     optim, pipeline = config.resolved_optim(), partition.pipeline
     parts = StepParts(
         schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),

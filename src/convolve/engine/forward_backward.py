@@ -14,6 +14,7 @@ from torch import Tensor
 
 from convolve import rng
 from convolve.data.loader.loader import MicroBatch, StepBatch
+from convolve.distributed.batch_norm_span import BatchNormSpan, NoSpan
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
 from convolve.engine.metrics import LossFn, Metrics, NullMetrics
@@ -30,17 +31,22 @@ class ForwardBackwardFn(Protocol):
 
 @dataclass(frozen=True)
 class PassContext:
-    """Context of every pass; `sample_offset` makes replicas with identical seeding draw as if each were the first."""
+    """Context of every pass; `sample_offset` makes replicas with identical seeding draw as if each were the first.
+
+    `span` is that of the batch norms.
+    """
 
     seed: int
     execution: Execution = field(default_factory=PlainExecution)
     grad_sync: GradientSync = field(default_factory=NoSync)
     sample_offset: int = 0
+    span: BatchNormSpan | NoSpan = field(default_factory=NoSpan)
 
     @contextmanager
-    def micro_batch(self, batch: MicroBatch, step: int) -> Iterator[None]:
-        """Run the passes of one micro batch inside this context."""
+    def micro_batch(self, batch: MicroBatch, count: int, step: int) -> Iterator[None]:
+        """Run the passes of one of `count` micro batches inside this context."""
         first = batch.first - self.sample_offset
+        self.span.select(batch.number, count)
         with rng.at(self.seed, step, first), self.execution.micro_batch(first):
             yield
 
@@ -60,7 +66,7 @@ class ForwardBackward:
             for micro_batch in batch.micro_batches:
                 if micro_batch is batch.micro_batches[-1]:
                     context.grad_sync.last_micro_batch()
-                with context.micro_batch(micro_batch, step):
+                with context.micro_batch(micro_batch, batch.count, step):
                     logits = context.execution.forward(self.model, micro_batch.images)
                     loss = self.loss(logits, micro_batch.targets)
                     torch.autograd.backward(loss / (batch.used_samples / scale))
@@ -92,8 +98,11 @@ class PipelineForwardBackward:
         def around(number: int, backward: bool) -> Iterator[None]:
             if backward and number == len(micro_batches) - 1:
                 context.grad_sync.last_micro_batch()
-            with context.micro_batch(micro_batches[number], step):
+            with context.micro_batch(micro_batches[number], batch.count, step):
                 yield
 
+        # Replicas that wait for each other inside a pass must order their passes alike.
+        lockstep = context.span.size > 1 and not batch.even
+        images = [micro_batch.images for micro_batch in micro_batches]
         with context.execution.step_context(context.seed, step):
-            self.pipeline.train([micro_batch.images for micro_batch in micro_batches], forward, around)
+            self.pipeline.train(images, forward, around, lockstep=lockstep)

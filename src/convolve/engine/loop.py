@@ -115,6 +115,7 @@ def fit(
         if state.samples >= total:
             break
         before = state.samples
+        collectives.positions.step = state.step + 1
         stopped = stop.signal is not None
         stop_votes = train_step(state, batch, parts, stop=stopped)
         if collectives.topology.world > 1:

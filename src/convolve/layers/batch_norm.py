@@ -17,8 +17,7 @@ gradient through the statistics is added by
     dx = g - (sum(g) + y sum(g y)) / N            sums over the span, too
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,14 @@ from torch.nn import functional
 
 from convolve.device import accumulation_dtype
 
-SumFn = Callable[[Tensor], Tensor]
+
+class SpanSum(Protocol):
+    """Sums a tensor over the replicas of a span that run a micro batch now; `members` is their number."""
+
+    @property
+    def members(self) -> int: ...
+
+    def __call__(self, values: Tensor) -> Tensor: ...
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -35,7 +41,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(channels, eps=eps, momentum=momentum)
         self.accumulate_stats = True
-        self._span: tuple[int, SumFn] | None = None
+        self._span: SpanSum | None = None
         self._seen = 0
         self._passes = 0.0
         self._sums: Tensor | None = None
@@ -44,7 +50,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         """Normalize; in training by the micro batch's statistics, which are summed for `update_running_stats`."""
         if not self.training:
             return super().forward(x)
-        normalized = self._normalize_local(x) if self._span is None else self._normalize_synced(x, *self._span)
+        normalized = self._normalize_local(x) if self._span is None else self._normalize_synced(x, self._span)
         out, statistics, passes = normalized
         self._add_statistics(x, statistics, passes)
         return out
@@ -58,9 +64,9 @@ class BatchNorm2d(nn.BatchNorm2d):
             self._seen += len(x)
             self._passes += passes
 
-    def sync(self, replicas: int, add: SumFn) -> None:
-        """Treat the micro batches of this many replicas as one; `add` sums a tensor over them."""
-        self._span = (replicas, add)
+    def sync(self, add: SpanSum) -> None:
+        """Treat the concurrent micro batches of a span of replicas as one; `add` sums a tensor over them."""
+        self._span = add
 
     def _normalize_local(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
         """Return the output, [mean, unbiased variance], and the number of passes."""
@@ -68,7 +74,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         out = functional.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
         return out, statistics, 1.0
 
-    def _normalize_synced(self, x: Tensor, replicas: int, add: SumFn) -> tuple[Tensor, Tensor, float]:
+    def _normalize_synced(self, x: Tensor, add: SpanSum) -> tuple[Tensor, Tensor, float]:
         """Return the same over a span, in which each replica counts a fraction of one pass."""
         with torch.no_grad():
             wide = x.to(accumulation_dtype(x.device))
@@ -80,7 +86,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         center, spread = mean.float(), variance.float()
         through = _SyncStatistics.apply(x, center, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
         out = functional.batch_norm(through, center, spread, self.weight, self.bias, False, 0.0, self.eps)
-        return out, torch.stack((center, unbiased.float())), 1 / replicas
+        return out, torch.stack((center, unbiased.float())), 1 / add.members
 
     def take_sums(self) -> Tensor:
         """Return and reset the sums since the last step, as one flat tensor: means, variances, samples and passes."""
@@ -104,7 +110,7 @@ class _SyncStatistics(torch.autograd.Function):
     """Identity whose backward pass adds the gradient through the statistics of a span."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: SumFn) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: SpanSum) -> Tensor:
         ctx.save_for_backward(x, mean, (variance + eps).rsqrt())
         ctx.count, ctx.add = count, add
         return x.view_as(x)

@@ -78,6 +78,11 @@ MESSAGES = {
         {"bn_span": 4, "replicas": 6},
         "--bn-span 4 with --replicas 6: must divide the number of replicas; choose a divisor of 6",
     ),
+    "span that skips samples": (
+        {"bn_span": 2, "replicas": 2, "bad_samples": "skip"},
+        "--bad-samples skip with --bn-span 2: replicas of a span wait for each other's micro batches, but "
+        "one without readable samples is skipped; remove bad samples (`convolve data check` lists them)",
+    ),
     "repeated split": (
         {"shards": 3, "pipeline_splits": ("conv2", "conv2")},
         "--pipeline-splits conv2 conv2: a block can start only one stage; name each once",

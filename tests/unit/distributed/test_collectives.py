@@ -6,13 +6,13 @@ from torch import nn
 
 from convolve.config import ParallelConfig
 from convolve.config.loading import resolve
+from convolve.distributed.batch_norm_span import build_span
 from convolve.distributed.collectives import (
     SingleProcess,
     open_collectives,
     require_equal,
     require_equal_weights,
     require_same_start,
-    span_sum,
 )
 from convolve.distributed.gradient_sync import NoSync
 from convolve.distributed.gradient_sync import build as build_gradient_sync
@@ -31,7 +31,7 @@ def test_collectives_of_a_single_process_return_their_input():
         assert collectives.broadcast_str("") == "" and collectives.broadcast_str("x") == "x"
         assert collectives.any_rank(True) and not collectives.any_rank(False)
         assert collectives.collect({"a": values}, from_replicas=True)["a"] is values
-        assert span_sum(collectives.topology, 1)(values) is values
+        assert build_span(collectives, 1)(values) is values
 
 
 def test_a_single_process_needs_no_sync_and_no_sharding():

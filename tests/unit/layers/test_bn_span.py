@@ -13,21 +13,26 @@ CHANNELS = 6
 
 
 class Meeting:
-    """Sum the tensors of several threads in rank order."""
+    """The tensors of several threads."""
 
     def __init__(self, count):
         self.barrier = threading.Barrier(count, timeout=20)
         self.brought = [None] * count
 
-    def add(self, number):
-        def add(values):
-            self.brought[number] = values
-            self.barrier.wait()
-            total = torch.stack(self.brought).sum(dim=0)
-            self.barrier.wait()
-            return total
 
-        return add
+class Member:
+    """One thread in a meeting."""
+
+    def __init__(self, meeting, number):
+        self.meeting, self.number = meeting, number
+        self.members = len(meeting.brought)
+
+    def __call__(self, values):
+        self.meeting.brought[self.number] = values
+        self.meeting.barrier.wait()
+        total = torch.stack(self.meeting.brought).sum(dim=0)
+        self.meeting.barrier.wait()
+        return total
 
 
 def run_span(parts, gradients):
@@ -43,7 +48,7 @@ def run_span(parts, gradients):
     for number in range(len(parts)):
         norm = BatchNorm2d(CHANNELS)
         norm.weight.data = torch.linspace(0.5, 1.5, CHANNELS)
-        norm.sync(len(parts), meeting.add(number))
+        norm.sync(Member(meeting, number))
         norms.append(norm)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(parts))]
     for thread in threads:

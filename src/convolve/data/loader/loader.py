@@ -31,6 +31,10 @@ class ReplicaShard:
     index: int = 0
     count: int = 1
 
+    def numbers(self, micro_batches: int) -> range:
+        """Return the numbers of the micro batches of this replica in a step that has so many."""
+        return range(self.index, micro_batches, self.count)
+
 
 WHOLE = ReplicaShard()
 
@@ -38,12 +42,13 @@ WHOLE = ReplicaShard()
 @dataclass(frozen=True)
 class MicroBatch:
     """One micro batch. Accuracy is computed against `labels`, the loss against `targets`, which are mixed if the images
-    are. `first` is the position of the first sample in the global batch."""
+    are. `first` is the position of the first sample in the global batch, `number` that of the micro batch."""
 
     images: Tensor
     labels: Tensor
     first: int
     mixed: Targets | None = None
+    number: int = 0
 
     @property
     def targets(self) -> Targets:
@@ -52,11 +57,16 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The micro batches of one step that this replica runs; `global_samples` counts the samples of all replicas."""
+    """The micro batches of one step that this replica runs; `global_samples` counts the samples of all replicas.
+
+    `count` is the number of micro batches of all replicas; `even` is False if replicas have different numbers or sizes.
+    """
 
     micro_batches: tuple[MicroBatch, ...]
     global_samples: int
     skipped_samples: int = 0
+    count: int = 1
+    even: bool = True
 
     @property
     def used_samples(self) -> int:
@@ -140,20 +150,25 @@ class Loader:
 
     def _start(self, rows: Indices, rng: SampleRNG, micro_batch_size: int, shard: ReplicaShard) -> "_PendingStep":
         plan = self._mixing.plan(len(rows), (rng.seed, rng.epoch, int(rows[0])))
+        count = -(-len(rows) // micro_batch_size)
         micro_batches = []
-        for first in list(range(0, len(rows), micro_batch_size))[shard.index :: shard.count]:
+        for number in shard.numbers(count):
+            first = number * micro_batch_size
             positions = np.arange(first, min(first + micro_batch_size, len(rows)))
             fetched = np.concatenate((positions, plan.partners(positions)))
-            micro_batches.append(_PendingMicroBatch(positions, fetched, self._fetcher.start(rows[fetched], rng)))
-        return _PendingStep(rows, micro_batches, plan)
+            pixels = self._fetcher.start(rows[fetched], rng)
+            micro_batches.append(_PendingMicroBatch(number, positions, fetched, pixels))
+        even = len(rows) % (micro_batch_size * shard.count) == 0
+        return _PendingStep(rows, micro_batches, plan, count, even)
 
     def _finish(self, step: "_PendingStep") -> StepBatch:
         started = time.perf_counter()
         batches = [self._mix(step, pending) for pending in step.micro_batches]
         self.waited_seconds += time.perf_counter() - started
-        count = sum(len(pending.positions) for pending in step.micro_batches)
-        skipped = count - sum(len(batch.labels) for batch in batches)
-        return StepBatch(tuple(batch for batch in batches if len(batch.labels)), len(step.rows), skipped)
+        planned = sum(len(pending.positions) for pending in step.micro_batches)
+        skipped = planned - sum(len(batch.labels) for batch in batches)
+        readable = tuple(batch for batch in batches if len(batch.labels))
+        return StepBatch(readable, len(step.rows), skipped, step.count, step.even)
 
     def _mix(self, step: "_PendingStep", pending: "_PendingMicroBatch") -> MicroBatch:
         """Finish one micro batch: its samples come first among the fetched ones, their mixing partners after them."""
@@ -163,9 +178,9 @@ class Loader:
         labels = self._labels_of(step.rows[fetched[kept]])
         if len(kept) < len(fetched):  # one could not be read: train on this micro batch unmixed
             count = int((kept < len(positions)).sum())
-            return MicroBatch(images[:count], labels[:count], int(positions[0]))
+            return MicroBatch(images[:count], labels[:count], int(positions[0]), number=pending.number)
         images, targets = step.plan.apply(images, labels, positions, fetched)
-        return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets)
+        return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets, pending.number)
 
     def _plain(self, rows: Indices, fetch: PendingPixels) -> MicroBatch:
         pixels, kept = fetch()
@@ -183,6 +198,7 @@ class Loader:
 class _PendingMicroBatch:
     """Positions in the global batch of its samples, and of all that are fetched for it: samples, then partners."""
 
+    number: int
     positions: Indices
     fetched: Indices
     pixels: PendingPixels
@@ -193,3 +209,5 @@ class _PendingStep:
     rows: Indices
     micro_batches: list[_PendingMicroBatch]
     plan: MixPlan
+    count: int
+    even: bool

@@ -36,7 +36,7 @@ class LoadReport:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, a checkpoint, or the best or newest checkpoint of a run."""
     if path.is_dir():
-        return load(choose_checkpoint(path)).tensors["model"]
+        return load(choose_checkpoint(path)).trained().tensors["model"]
     if not path.is_file():
         raise CheckpointError(f"--init-path {path}: no such file or folder; give a safetensors file or a run")
     try:

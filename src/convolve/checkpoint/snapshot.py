@@ -31,6 +31,11 @@ class Snapshot:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
 
+    def trained(self) -> "Snapshot":
+        """Return the snapshot with the weights to use as the model: the average, if that validated better."""
+        averages = self.tensors.get("averages", {}) if self.state.get("averaged") is True else {}
+        return Snapshot({**self.tensors, "model": {**self.tensors.get("model", {}), **averages}}, self.state)
+
     @property
     def step(self) -> int:
         """Number of optimizer updates so far."""

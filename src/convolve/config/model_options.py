@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from convolve.config.schema import ModelConfig, NormType
 from convolve.errors import ConfigError
 
-COMMON_OPTIONS = ("model", "init_path", "variable_filter", "freeze_until")
+COMMON_OPTIONS = ("model", "init_path", "variable_filter", "freeze_until", "freeze_norms", "fit_head")
 Options = TypeVar("Options", bound="FamilyOptions")
 
 

@@ -28,6 +28,7 @@ def check(config: Config) -> None:
         _spans_of_readable_samples,
         _each_split_once,
         _recomputation_is_on,
+        *FINE_TUNING_RULES,
     ):
         rule(config)
 
@@ -51,7 +52,7 @@ def _drops_inside_the_run(config: Config) -> None:
 
 def _warmup_inside_the_run(config: Config) -> None:
     epochs, warmup = config.optim.epochs, config.schedule.warmup_epochs
-    if epochs is not None and warmup >= epochs:
+    if epochs and warmup >= epochs:
         raise ConfigError(f"--warmup-epochs {warmup:g} with --epochs {epochs:g}: the warm-up must end before the run")
 
 
@@ -216,4 +217,56 @@ DATA_RULES = (
     _cutmix_mean_within_reach,
     _rising_ranges,
     _strengths_from_zero_to_one,
+)
+
+
+def _whole_model_for_layer_decay(config: Config) -> None:
+    if config.optim.layer_decay < 1 and config.parallel.shards > 1:
+        raise ConfigError(
+            f"--layer-decay {config.optim.layer_decay:g} with --shards {config.parallel.shards}: needs all blocks in "
+            "one process; use --replicas instead of --shards"
+        )
+
+
+def _layer_decay_without_lars(config: Config) -> None:
+    if config.optim.layer_decay < 1 and config.optim.optimizer == "lars":
+        raise ConfigError(
+            f"--layer-decay {config.optim.layer_decay:g} with --optimizer lars: lars sets the rate of each layer "
+            "itself; use adamw or momentum"
+        )
+
+
+def _head_in_one_process(config: Config) -> None:
+    if config.model.fit_head and config.parallel.processes > 1:
+        raise ConfigError(
+            f"--fit-head with {config.parallel.processes} processes: runs in one process; train the head with "
+            "--epochs 0 first, then give its run as initial weights"
+        )
+
+
+def _nothing_to_train(config: Config) -> None:
+    if config.optim.epochs == 0 and not config.model.fit_head:
+        raise ConfigError("--epochs 0: trains nothing; set more epochs, or add --fit-head to fit only the classifier")
+
+
+def _average_to_select(config: Config) -> None:
+    if config.run.select_ema and config.optim.ema_decay is None:
+        raise ConfigError("--select-ema: has no effect; add --ema-decay")
+
+
+def _validations_for_patience(config: Config) -> None:
+    if config.optim.patience is not None and config.run.validation_mode != "during":
+        raise ConfigError(
+            f"--patience {config.optim.patience} with --validation-mode {config.run.validation_mode}: early stopping "
+            "needs validations; set --validation-mode during"
+        )
+
+
+FINE_TUNING_RULES = (
+    _whole_model_for_layer_decay,
+    _layer_decay_without_lars,
+    _head_in_one_process,
+    _nothing_to_train,
+    _average_to_select,
+    _validations_for_patience,
 )

@@ -67,6 +67,12 @@ class ModelConfig(Section):
         (), description="train only parameters whose name contains one of these [all]"
     )
     freeze_until: str | None = Field(None, description="freeze all blocks before this one")
+    freeze_norms: bool = Field(
+        False, description="train with the running statistics of batch norms, and keep them (fine-tuning)"
+    )
+    fit_head: bool = Field(
+        False, description="fit the classifier on the features of the frozen model before the first step"
+    )
 
 
 class DataConfig(Section):
@@ -91,6 +97,13 @@ class DataConfig(Section):
         False, description="normalize on the host and copy floats to the device, instead of bytes"
     )
     hold_out: int = Field(0, ge=0, description="number of training images, from the start, to exclude from training")
+    validation_fraction: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="fraction of each class of the training images that selects the best checkpoint; the test images "
+        "are then used only once, at the end",
+    )
     dataset_percentage_to_use: float = Field(
         100.0, gt=0, le=100, description="percentage of the training images to use"
     )
@@ -168,6 +181,9 @@ class RunConfig(Section):
         1, description="views of each test image: 2 adds the flipped image, 6 also both shifted by one pixel either way"
     )
     validation_frequency: float = Field(1.0, gt=0, description="epochs between validations during training")
+    select_ema: bool = Field(
+        False, description="with --ema-decay: a checkpoint provides the average if it validates better than the weights"
+    )
 
 
 class LogConfig(Section):

@@ -15,8 +15,14 @@ class OptimConfig(Section):
     batch_size: int = Field(64, ge=1, description="micro batch: samples in one forward and backward pass")
     gradient_accumulation_count: int = Field(1, ge=1, description="micro batches per weight update and replica")
     valid_batch_size: int | None = Field(None, ge=1, description="samples per pass in validation [chosen]")
-    epochs: float | None = Field(None, gt=0, description="length of the run in epochs")
+    epochs: float | None = Field(None, ge=0, description="length of the run in epochs")
     iterations: int | None = Field(None, ge=1, description="optimizer steps; replaces --epochs")
+    minutes: float | None = Field(
+        None, gt=0, description="time budget from the start of the process; a run that needs longer stops early"
+    )
+    patience: int | None = Field(
+        None, ge=1, description="stop early after this many validations without improvement [never]"
+    )
     optimizer: Annotated[
         Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"],
         BeforeValidator(partial(normalize_choice, {"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"})),
@@ -26,6 +32,9 @@ class OptimConfig(Section):
     learning_rate: float = Field(0.01, gt=0, description="peak learning rate")
     base_learning_rate_exponent: float | None = Field(
         None, ge=-64, le=64, description="N for a learning rate of 2^N x global batch; replaces --learning-rate"
+    )
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="factor on the learning rate from each block to the one before it"
     )
     bias_rate_factor: float = Field(1.0, gt=0, description="factor on the learning rate of norms and biases")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of momentum, rmsprop, lars and muon")

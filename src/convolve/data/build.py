@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -29,7 +30,29 @@ def select_samples(dataset: Dataset[Reader], config: DataConfig) -> Dataset[Read
         raise ConfigError(f"--hold-out {held}: {dataset.name} has {count} training images; leave some to train on")
     used = count_used(count, config)
     rows = held + np.arange(used, dtype=np.int64) * (count - held) // used
-    return replace(dataset, train=dataset.train.take(rows))
+    dataset = replace(dataset, train=dataset.train.take(rows))
+    return _set_validation_aside(dataset, config.validation_fraction) if config.validation_fraction else dataset
+
+
+def _set_validation_aside(dataset: Dataset[Reader], fraction: float) -> Dataset[Reader]:
+    """Move a fraction of each class from the training to the validation split, at least one image of it.
+
+    The rank of a hash decides, not the seed: all runs on the same images select on the same ones.
+    """
+    labels = dataset.train.labels
+    order = np.array([crc32(f"validation {row}".encode()) for row in range(len(labels))])
+    chosen = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) > 1:
+            chosen[rows[np.argsort(order[rows], kind="stable")][: max(1, round(fraction * len(rows)))]] = True
+    if not chosen.any() or chosen.all():
+        raise ConfigError(
+            f"--validation-fraction {fraction:g}: {dataset.name} has {len(labels)} training images, too few to split; "
+            "omit it"
+        )
+    train, validation = (dataset.train.take(np.flatnonzero(rows)) for rows in (~chosen, chosen))
+    return replace(dataset, train=train, validation=validation)
 
 
 def count_used(count: int, config: DataConfig) -> int:
@@ -139,6 +162,11 @@ class DataModule:
 
     def test_loader(self) -> Loader:
         return open_test_loader(self.dataset.test, self.transform, self.device, self.options)
+
+    def validation_loader(self) -> Loader:
+        """Return the images that select the best checkpoint: the validation split, or the test split without one."""
+        reader = self.dataset.test if self.dataset.validation is None else self.dataset.validation
+        return open_test_loader(reader, self.transform, self.device, self.options)
 
 
 def load_dataset(config: Config, console: Console, user: Dataset[Reader] | None = None) -> Dataset[Reader]:

@@ -57,7 +57,8 @@ ReaderT = TypeVar("ReaderT", bound=Reader, covariant=True)
 class Dataset(Generic[ReaderT]):
     """A training and a test split, the class names in label order, and where the data were found.
 
-    `skipped` lists the entries of a folder or archive that are in neither split.
+    `validation` selects the best checkpoint; None if the test split does. `skipped` lists the entries of a folder or
+    archive that are in no split.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Dataset(Generic[ReaderT]):
     classes: tuple[str, ...]
     origin: str
     skipped: tuple[Skipped, ...] = ()
+    validation: ReaderT | None = None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from convolve.layers.batch_norm import NormStatistics
 from convolve.loggers.base import Console
 from convolve.models import registry
 from convolve.models.fastnet import WHITENED_IMAGES, Whitening
-from convolve.models.network import Network, Shape, apply_freezing
+from convolve.models.network import Network, Shape, apply_freezing, layer_rates
 from convolve.numerics.emulator import Observer
 from convolve.numerics.execution import Execution
 from convolve.numerics.formats import FP16, FP32, Format
@@ -217,7 +217,8 @@ def build(
 
 def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
     model, shard = partition.part, partition.shard
-    optimizer = build_optimizer(model, config.resolved_optim(), shard.sharding.owns)
+    rates = layer_rates(model, config.optim.layer_decay)
+    optimizer = build_optimizer(model, config.resolved_optim(), shard.sharding.owns, rates.__getitem__)
     state = TrainState(model, optimizer, execution=numerics.execution, scaler=numerics.scaler, shard=shard)
     if config.optim.ema_decay is not None:
         state.ema = ModelEMA(model, config.optim.ema_decay)

@@ -4,6 +4,7 @@ What is due is counted in samples, so it does not change with the batch size or 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from convolve.engine.loop import StepEvent
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts
+from convolve.engine.stopping import is_better
 from convolve.errors import DivergedError
 from convolve.loggers.base import Console, Logger, TrainRecord, ValidationRecord
 from convolve.numerics.loss_scaling import Scaler
@@ -145,7 +147,7 @@ class LogCallback:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateCallback:
-    """Evaluates the model, and its average if there is one, on the test split."""
+    """Evaluates the model, and its average if there is one, on the images that select the best checkpoint."""
 
     trigger: IntervalTrigger
     parts: StepParts
@@ -156,15 +158,17 @@ class ValidateCallback:
     timed: bool = False
 
     def on_step_end(self, event: StepEvent) -> None:
-        """Validate if due; an interrupted run does not wait for it."""
-        if not self.trigger.due_at(event):
+        """Validate if due, and after the last step within a time budget; an interrupted run does not wait for it."""
+        if not (self.trigger.due_at(event) or event.stopped_early):
             return
         name = checkpoint_name(event.state.step)
         event.validation = self._validate(event, name)
         averages = event.state.ema.tensors()
         if averages:
             with temporary_weights(event.state.model, averages):
-                self._validate(event, f"{name}-ema")
+                averaged = self._validate(event, f"{name}-ema")
+            if self.config.run.select_ema and is_better(averaged, event.validation):
+                event.validation, event.averaged = averaged, True
 
     def _validate(self, event: StepEvent, name: str) -> EvalResult:
         state, clock = event.state, event.timer.clock
@@ -209,7 +213,7 @@ class Saver(Protocol):
 
 @dataclass(kw_only=True)
 class SaveCallback:
-    """Saves checkpoints and marks the one that validated best.
+    """Saves checkpoints and marks the one that validated best. `extra` returns further values to store.
 
     Files are written during the next steps. An error there ends the run one step after it is known.
     """
@@ -219,7 +223,8 @@ class SaveCallback:
     saver: Saver
     metadata: dict[str, Any]
     logger: Logger
-    best_accuracy: float = -1.0
+    best: EvalResult | None = None
+    extra: Callable[[], dict[str, Any]] = dict
     timed: bool = False
 
     def on_step_end(self, event: StepEvent) -> None:
@@ -233,17 +238,19 @@ class SaveCallback:
 
     def _save(self, event: StepEvent) -> None:
         result = event.validation
-        best = result is not None and result.accuracy > self.best_accuracy
-        metrics: dict[str, Any] = {}
-        if result is not None:
-            self.best_accuracy = max(self.best_accuracy, result.accuracy)
-            metrics = {**result.metrics, "loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+        best = result is not None and is_better(result, self.best)
+        if best:
+            self.best = result
         metadata = {
             **self.metadata,
-            "metrics": metrics,
-            "best_accuracy": self.best_accuracy,
+            "metrics": _figures(result),
+            "best_accuracy": -1.0 if self.best is None else self.best.accuracy,
+            "best_validation": _figures(self.best),
             "best": best,
+            "averaged": event.averaged,
+            "stopped_early": event.stopped_early,
             "seconds": event.timer.total_seconds,
+            **self.extra(),
         }
         self.saver.save(event.state.snapshot(metadata, self.parts.collectives), best=best)
 
@@ -251,3 +258,9 @@ class SaveCallback:
         path = self.saver.poll(wait=wait)
         if path is not None:
             self.logger.event("checkpoint", path=path.name, step=step_of(path))
+
+
+def _figures(result: EvalResult | None) -> dict[str, Any]:
+    if result is None:
+        return {}
+    return {**result.metrics, "loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}

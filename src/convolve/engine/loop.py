@@ -56,7 +56,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 def run_samples(config: Config, samples_per_epoch: int) -> int:
     """Return the length of the run in samples."""
     if config.optim.iterations is None:
-        return max(1, round((config.optim.epochs or DEFAULT_EPOCHS) * samples_per_epoch))
+        epochs = DEFAULT_EPOCHS if config.optim.epochs is None else config.optim.epochs
+        return max(1, round(epochs * samples_per_epoch)) if epochs else 0
     return samples_after_steps(config.optim.iterations, config, samples_per_epoch)
 
 
@@ -72,7 +73,8 @@ class StepEvent:
     """A finished step. The position moved from `samples_before` to `state.samples`.
 
     `last` is True for the last step of the run, complete or stopped; `stopped` if any process asked to stop.
-    `validation` is the result for this step, set by the callback that validates.
+    `validation` is the result for this step, set by the callback that validates; `averaged` if it is that of the
+    averaged weights. A callback that ends the run early sets `last` and the reason.
     """
 
     state: TrainState
@@ -81,6 +83,8 @@ class StepEvent:
     stopped: bool
     timer: Timer
     validation: EvalResult | None = None
+    averaged: bool = False
+    stopped_early: str | None = None
 
 
 class Callback(Protocol):
@@ -123,7 +127,7 @@ def fit(
         last = state.samples >= total or stopped
         event = StepEvent(state, before, last, stopped, timer)
         _run_callbacks(callbacks, event)
-        if last:
+        if event.last:
             break
     return event
 

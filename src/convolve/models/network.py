@@ -133,9 +133,13 @@ def match_blocks(names: Iterable[str], patterns: Sequence[str]) -> frozenset[str
 def freeze(modules: Iterable[nn.Module]) -> None:
     """Stop training modules: no gradients, and evaluation mode even in training, so their statistics do not move."""
     for module in modules:
-        module.requires_grad_(False).eval()
-        # A bound method, which a copy of the module rebinds to itself.
-        module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
+        _stay_evaluating(module.requires_grad_(False))
+
+
+def _stay_evaluating(module: nn.Module) -> None:
+    module.eval()
+    # A bound method, which a copy of the module rebinds to itself.
+    module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -143,11 +147,20 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def apply_freezing(model: Network, options: ModelConfig) -> None:
-    """Freeze what --freeze-until and --variable-filter exclude from training."""
+    """Freeze what --freeze-until and --variable-filter exclude from training, and the statistics of --freeze-norms."""
     if options.freeze_until is not None:
         freeze_before(model, options.freeze_until)
     if options.variable_filter:
         _train_only(model, options.variable_filter)
+    if options.freeze_norms:
+        freeze_norms(model)
+
+
+def freeze_norms(model: nn.Module) -> None:
+    """Keep batch norms in evaluation mode: they use their running statistics, and only gamma and beta are trained."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            _stay_evaluating(module)
 
 
 def freeze_before(model: Network, block: str) -> None:
@@ -171,6 +184,17 @@ def _train_only(model: nn.Module, parts: tuple[str, ...]) -> None:
     for name, parameter in model.named_parameters():
         if name not in trained:
             parameter.requires_grad_(False)
+
+
+def layer_rates(model: Network, decay: float) -> dict[str, float]:
+    """Return a factor on the learning rate of each parameter: 1 in the last block with parameters, and `decay` times
+    that of the following block with parameters in each block before it."""
+    rates, rate = dict[str, float](), 1.0
+    for name, block in reversed(model.blocks.items()):
+        parameters = [key for key, _ in block.named_parameters(prefix=name.replace("/", "."))]
+        rates.update(dict.fromkeys(parameters, rate))
+        rate *= decay if parameters else 1.0
+    return rates
 
 
 def recompute(model: Network, kept: Sequence[str] = ()) -> None:

@@ -16,9 +16,12 @@ from convolve.optim.update_rules import Lars, Muon, RMSpropTF
 
 Groups = list[dict[str, Any]]
 OwnsFn = Callable[[str], bool]
+RateFn = Callable[[str], float]
 
 
-def parameter_groups(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> Groups:
+def parameter_groups(
+    model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True, rate: RateFn = lambda name: 1.0
+) -> Groups:
     """Group the trainable parameters by weight decay and learning-rate factor; those that decay come first.
 
     Norms and biases are the parameters with at most one dimension. `set_learning_rate` multiplies the learning rate by
@@ -29,7 +32,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambd
         (False, 0.0, 1.0): [],
     }
     for name, parameter in _parameters(model):
-        factor = config.bias_rate_factor if parameter.ndim <= 1 else 1.0
+        factor = rate(name) * (config.bias_rate_factor if parameter.ndim <= 1 else 1.0)
         decay = _weight_decay(name, parameter, config)
         group = groups.setdefault((decay is not None, decay or 0.0, factor), [])
         if owns(name):
@@ -127,9 +130,14 @@ OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
 }
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True) -> torch.optim.Optimizer:
-    """Build the optimizer for the parameters of a model, or for those that this process owns."""
-    return OPTIMIZERS[config.optimizer](parameter_groups(model, config, owns), config)
+def build_optimizer(
+    model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True, rate: RateFn = lambda name: 1.0
+) -> torch.optim.Optimizer:
+    """Build the optimizer for the parameters of a model, or for those that this process owns.
+
+    `rate` returns a factor on the learning rate of a parameter.
+    """
+    return OPTIMIZERS[config.optimizer](parameter_groups(model, config, owns, rate), config)
 
 
 def count_moments(config: OptimConfig) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
             "give it again with --model"
         )
     model = build_model(config, transform, len(classes), device.select(device_name or config.run.device), user)
-    load_weights(model, snapshot)
+    load_weights(model, snapshot.trained())
     return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user)
 
 

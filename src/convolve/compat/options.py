@@ -67,6 +67,7 @@ RENAMED = {
     "checkpoint-save-freq": "epochs-per-ckpt",
     "weight-avg-exp-decay": "weight-avg-exp",
     "enable-optimizer-rts": "rts",
+    "init-path": "weights",
 }
 
 REPLACED: dict[str, list[str]] = {

@@ -18,8 +18,8 @@ _COMPILED = (
     "nothing is compiled in advance; check a config without training with `convolve plan` or `convolve describe`"
 )
 _SHARDING = "stages start at named blocks; use --pipeline-splits"
-_FINE_TUNING = "fine-tuning is a separate run; use --init-path RUN --freeze-until BLOCK"
-_RESUME = "resume a run with `convolve restore RUN`, or load only its weights with --init-path RUN"
+_FINE_TUNING = "fine-tuning is a separate run; use --weights RUN --freeze-until BLOCK"
+_RESUME = "resume a run with `convolve restore RUN`, or load only its weights with --weights RUN"
 
 ASCEND = {
     "autotune": "the vendor's kernel tuning has no counterpart here; omit it",
@@ -78,7 +78,7 @@ GRAPHCORE = {
     "fused-preprocessing": "bytes are normalized on the device in one pass, without a fourth channel; omit it",
     "gather-conv-output": _EXCHANGE,
     "gradient-mean-reduce-re": "gradients are divided by the true number of samples, then summed; omit it",
-    "half-res-training": "train with --image-size 160 first, then a second run with --init-path RUN at the full size",
+    "half-res-training": "train with --image-size 160 first, then a second run with --weights RUN at the full size",
     "hostside-image-mixing": "images are mixed on the device of the batch, with the same result; omit it",
     "inference": "validation always uses every test image once; omit it",
     "input-image-padding": "no fourth channel is added; omit it",

@@ -35,6 +35,9 @@ EXCLUSIVE = (
     ("rmsprop_decay", "rmsprop_base_decay_exp"),
 )
 
+# Former names of options, in old runs and in configs of users.
+RENAMED = {"init_path": "weights"}
+
 _METADATA_KEYS = ("base", "summary", "also")
 
 
@@ -61,7 +64,7 @@ class Resolved:
 def field_name(key: str) -> str:
     """Return the field of an option key: `batch-size` and `batch_size`, `optimiser` and `optimizer` are the same."""
     name = key.replace("-", "_")
-    return name if name in SECTION_OF else canonical(name)
+    return name if name in SECTION_OF else RENAMED.get(name) or canonical(name)
 
 
 def flag_name(name: str) -> str:

@@ -9,10 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
-from convolve.config.schema import ModelConfig, NormType
+from convolve.config.schema import ModelConfig, NormType, Padding
 from convolve.errors import ConfigError
 
-COMMON_OPTIONS = ("model", "init_path", "variable_filter", "freeze_until", "freeze_norms", "fit_head")
+COMMON_OPTIONS = (
+    "model",
+    "weights",
+    "weights_dir",
+    "variable_filter",
+    "freeze_until",
+    "freeze_norms",
+    "fit_head",
+)
 Options = TypeVar("Options", bound="FamilyOptions")
 
 
@@ -99,6 +107,7 @@ class EfficientNetOptions(NormOptions):
     groups: int = 4
     bn_decay: float = 0.9
     norm_epsilon: float | None = None
+    conv_padding: Padding = "symmetric"
     expand_ratio: int = 6
     group_dim: int = 1
     se: bool = True
@@ -114,6 +123,22 @@ class EfficientNetOptions(NormOptions):
 
 
 @dataclass(frozen=True)
+class EfficientNetLiteOptions(NormOptions):
+    """EfficientNet-Lite."""
+
+    family = "efficientnet-lite"
+    sizes = "0 to 4"
+
+    model_size: str = "0"
+    groups: int = 4
+    bn_decay: float = 0.99
+    norm_epsilon: float = 1e-3
+    conv_padding: Padding = "same"
+    dropout_rate: float | None = None
+    block_survival_prob: float = 0.8
+
+
+@dataclass(frozen=True)
 class MobileNetOptions(NormOptions):
     """MobileNet."""
 
@@ -124,6 +149,7 @@ class MobileNetOptions(NormOptions):
     groups: int = 8
     bn_decay: float | None = None
     norm_epsilon: float | None = None
+    conv_padding: Padding = "symmetric"
     top_width: int | None = None
     dropout_rate: float = 0.2
 
@@ -141,7 +167,15 @@ class FastNetOptions(FamilyOptions):
 
 FAMILIES: dict[str, type[FamilyOptions]] = {
     kind.family: kind
-    for kind in (LeNetOptions, ResNetOptions, ResNeXtOptions, EfficientNetOptions, MobileNetOptions, FastNetOptions)
+    for kind in (
+        LeNetOptions,
+        ResNetOptions,
+        ResNeXtOptions,
+        EfficientNetOptions,
+        EfficientNetLiteOptions,
+        MobileNetOptions,
+        FastNetOptions,
+    )
 }
 
 
@@ -149,7 +183,8 @@ def family_of(model: str) -> type[FamilyOptions] | None:
     """Return the options of the family of a model; None for models of other packages."""
     if model == "cnn-wide":
         return LeNetOptions
-    return next((options for name, options in FAMILIES.items() if model.startswith(name)), None)
+    names = [name for name in FAMILIES if model.startswith(name)]
+    return FAMILIES[max(names, key=len)] if names else None
 
 
 def reject_foreign_options(config: ModelConfig) -> None:

@@ -7,15 +7,24 @@ whose default is None ends with the effective default in brackets; other default
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from convolve.config.section import Section
 from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig
 
 NormType = Literal["batch", "group", "layer", "none"]
+Padding = Literal["symmetric", "same"]
+Normalization = Literal["unit", "symmetric", "standard", "imagenet", "imagenet-mean"]
+
+
+def _read_weights(value: Any) -> Any:
+    """Accept a path, and `none` for random weights."""
+    if isinstance(value, Path):
+        return str(value)
+    return None if value == "none" else value
 
 
 class ModelConfig(Section):
@@ -31,6 +40,9 @@ class ModelConfig(Section):
         None, ge=0, lt=1, description="fraction of the running batch-norm statistics kept per pass"
     )
     norm_epsilon: float | None = Field(None, gt=0, description="epsilon added to the variance in norms")
+    conv_padding: Padding | None = Field(
+        None, description="padding of convolutions with a stride: symmetric, or same as in TensorFlow"
+    )
     last_gamma_zero: bool | None = Field(
         None, description="start residual branches at zero: gamma of the last norm is 0"
     )
@@ -60,8 +72,13 @@ class ModelConfig(Section):
     )
     proxy_norm: bool | None = Field(None, description="efficientnet: normalize activations by a Gaussian proxy")
     proxy_epsilon: float | None = Field(None, gt=0, description="epsilon of the proxy's variance")
-    init_path: Path | None = Field(
-        None, description="safetensors file or checkpoint with initial weights (also torchvision's and timm's)"
+    weights: Annotated[str | None, BeforeValidator(_read_weights)] = Field(
+        None,
+        description="initial weights: imagenet (those of the model), a name such as efficientnet-lite0, a file (also "
+        "torchvision's and timm's), a checkpoint or a run [random]",
+    )
+    weights_dir: Path | None = Field(
+        None, description="folder with published weight files, to use without a network [$CONVOLVE_WEIGHTS_DIR]"
     )
     variable_filter: tuple[str, ...] = Field(
         (), description="train only parameters whose name contains one of these [all]"
@@ -88,10 +105,10 @@ class DataConfig(Section):
         False, description="train on random images generated once on the host, to measure speed"
     )
     synthetic_data: bool = Field(False, description="train on random images on the device, without any host input")
-    normalization: Literal["unit", "symmetric", "standard", "imagenet", "imagenet-mean"] = Field(
-        "unit",
+    normalization: Normalization | None = Field(
+        None,
         description="scale pixels to [0, 1], to [-1, 1], to mean 0 and standard deviation 1 of the training set or of "
-        "ImageNet, or subtract only ImageNet's mean",
+        "ImageNet, or subtract only ImageNet's mean [that of --weights, else unit]",
     )
     hostside_norm: bool = Field(
         False, description="normalize on the host and copy floats to the device, instead of bytes"
@@ -108,7 +125,16 @@ class DataConfig(Section):
         100.0, gt=0, le=100, description="percentage of the training images to use"
     )
     image_size: int | None = Field(
-        None, ge=1, le=4096, description="side of the model's input in pixels [that of the images, or of the model]"
+        None,
+        ge=1,
+        le=4096,
+        description="side of the model's input in pixels [that of --weights, of the images, or of the model]",
+    )
+    crop_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="photographs: fraction of the shorter side that validation keeps [that of --weights, else 0.875]",
     )
     augment: Literal["auto", "none", "flip", "pad-crop", "pad-crop-flip", "resized-crop-flip"] = Field(
         "auto", description="augmentation of training images; auto: the usual one for the data set"

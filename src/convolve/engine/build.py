@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from convolve import device
+from convolve.checkpoint.fetch import WeightsFile
 from convolve.checkpoint.pretrained import load_pretrained
 from convolve.config import Config, ModelConfig
 from convolve.data.build import DataModule, fit_normalization, load_dataset
@@ -78,17 +79,23 @@ def build_model(
     return model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def build_initial_model(config: Config, data: DataModule, console: Console, user: UserCode = NO_USER_CODE) -> Network:
-    """Return the whole model of a new run: layers fitted to the data, weights of `--init-path` loaded."""
+def build_initial_model(
+    config: Config,
+    data: DataModule,
+    console: Console,
+    user: UserCode = NO_USER_CODE,
+    weights: WeightsFile | None = None,
+) -> Network:
+    """Return the whole model of a new run: layers fitted to the data, initial weights loaded."""
     model = build_model(config, data.transform, len(data.dataset.classes), data.device, user)
     for module in model.modules():
         if isinstance(module, Whitening):
             batch = next(data.train_loader().step_batches(config.run.seed, 0, WHITENED_IMAGES, WHITENED_IMAGES))
             module.fit_images(batch.micro_batches[0].images)
-    if config.model.init_path is not None:
-        report = load_pretrained(model, config.model.init_path)
+    if weights is not None:
+        report = load_pretrained(model, weights.path)
         new = f"; newly initialized: {', '.join(report.new)}" if report.new else ""
-        console.info(f"loaded {report.loaded} tensors from {report.source}{new}")
+        console.info(f"loaded {report.loaded} tensors from {weights.name}{new}")
     return model
 
 

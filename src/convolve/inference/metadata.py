@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from convolve import __version__
+from convolve.checkpoint.fetch import read_provenance
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError
 from convolve.inference.preprocess import InputSpec
@@ -23,7 +24,10 @@ _FITS = ("digit", "photo")
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """Class names and input format of one model. The field names are the JSON keys inside exported files."""
+    """Class names and input format of one model. The field names are the JSON keys inside exported files.
+
+    `weights` are name, source and license of the pretrained weights that training started from.
+    """
 
     model: str
     classes: tuple[str, ...]
@@ -31,6 +35,7 @@ class ModelMetadata:
     fit: str
     step: int
     convolve: str
+    weights: Mapping[str, str | None] | None = None
 
     @property
     def input_spec(self) -> InputSpec:
@@ -40,7 +45,10 @@ class ModelMetadata:
 
     def to_json(self) -> str:
         """Return one line of JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self), "transform": self.transform.to_json()}, sort_keys=True)
+        fields = {**asdict(self), "transform": self.transform.to_json()}
+        if self.weights is None:
+            del fields["weights"]
+        return json.dumps({"format": FORMAT, **fields}, sort_keys=True)
 
     def to_strings(self) -> dict[str, str]:
         """Return the metadata as plain strings for readers without a JSON parser, class names one per line."""
@@ -67,6 +75,7 @@ class ModelMetadata:
                 fit=str(stored["fit"]),
                 step=int(stored["step"]),
                 convolve=str(stored["convolve"]),
+                weights=read_provenance(stored.get("weights")),
             )
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{source}: cannot read its metadata ({error}); export the run again") from None
@@ -82,4 +91,5 @@ def metadata_of(trained: TrainedModel) -> ModelMetadata:
         fit="digit" if transform.channels == 1 and transform.height == transform.width else "photo",
         step=trained.step,
         convolve=__version__,
+        weights=trained.weights,
     )

@@ -1,10 +1,19 @@
-"""Blocks that several model families share: conv-norm-activation, squeeze-excitation, shortcut without weights."""
+"""Blocks that several model families share: conv-norm-activation, squeeze-excitation, shortcut without weights.
+
+Two ways to pad a convolution with an odd kernel k and stride s, both with ceil(n / s) outputs for n inputs:
+
+    symmetric    (k - 1) / 2 on both sides: PyTorch's models
+    same         max(0, (ceil(n / s) - 1) s + k - n) in total, the smaller half first: TensorFlow's models
+
+They differ only if s > 1 and the total is odd, for example 3x3 with stride 2 on an even side: 0 before and 1 after.
+"""
 
 from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from convolve.config.schema import Padding
 from convolve.layers.chain import run_chain
 from convolve.layers.norm import NormFactory
 
@@ -40,6 +49,26 @@ class SqueezeExcitation(nn.Module):
         return gate * x
 
 
+class SamePadConv2d(nn.Conv2d):
+    """A convolution with TensorFlow's padding "same", computed for each input size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (top, bottom), (left, right) = (
+            same_padding(side, kernel, stride)
+            for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        )
+        padding = (top, left)
+        if (top, left) != (bottom, right):
+            x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
+        return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Return the padding "same" of one axis, before and after."""
+    total = max(0, (-(-side // stride) - 1) * stride + kernel - side)
+    return total // 2, total - total // 2
+
+
 class ConvNorm(nn.Sequential):
     """Convolution, norm and activation."""
 
@@ -55,10 +84,13 @@ def conv_norm(
     stride: int = 1,
     groups: int = 1,
     activation: Activation | None = None,
+    padding: Padding = "symmetric",
 ) -> nn.Sequential:
     """Build a convolution without bias (padded to keep the size at stride 1), a norm, and an optional activation."""
     inputs, outputs = channels
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    # With stride 1 both paddings are equal, and native kernels compute the plain layer.
+    kind = SamePadConv2d if padding == "same" and stride > 1 else nn.Conv2d
+    conv = kind(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     norm = norms.create(outputs)
     if activation is None:
         return nn.Sequential(conv, norm)

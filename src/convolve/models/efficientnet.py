@@ -5,7 +5,8 @@ shortcut if the shape stays. `group_dim` above 1 turns the depthwise convolution
 channels in each group, which suits vector processors (Masters et al. 2021), usually together with `expand_ratio` 4.
 The stochastic depth rate increases from 0 at the first block to 1 - `block_survival_prob` at the last.
 
-Epsilons follow torchvision (1e-5 up to B4, 1e-3 above); TensorFlow's models use 1e-3 everywhere (--norm-epsilon).
+Epsilons and padding follow torchvision (1e-5 up to B4, 1e-3 above; symmetric). TensorFlow's models have 1e-3 and
+padding "same" everywhere (--norm-epsilon, --conv-padding).
 """
 
 import math
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from convolve.config.model_options import EfficientNetOptions
-from convolve.config.schema import ModelConfig
+from convolve.config.schema import ModelConfig, Padding
 from convolve.errors import ConfigError
 from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
 from convolve.layers.dropout import KeyedDropout, StochasticDepth
@@ -85,6 +86,7 @@ class BlockStyle:
     expand_ratio: int
     group_dim: int
     se: bool
+    padding: Padding = "symmetric"
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class MBConv(nn.Module):
                 stride=position.stride,
                 groups=_count_groups(hidden, style.group_dim),
                 activation=style.activation,
+                padding=style.padding,
             )
         )
         squeezed = max(1, inputs // 4)
@@ -165,6 +168,7 @@ def _assemble(name: str, args: BuildArgs) -> Blocks:
             style.norms,
             stride=1 if size.small else 2,
             activation=style.activation,
+            padding=style.padding,
         )
     }
     depth = options.depth_coefficient or size.depth
@@ -194,7 +198,9 @@ def _style(size: Size, options: EfficientNetOptions) -> BlockStyle:
         proxy_epsilon=options.proxy_epsilon if options.proxy_norm else None,
     )
     activation: Activation = partial(nn.ReLU if options.use_relu else nn.SiLU)
-    return BlockStyle(norms, activation, options.expand_ratio, options.group_dim, options.se)
+    return BlockStyle(
+        norms, activation, options.expand_ratio, options.group_dim, options.se, padding=options.conv_padding
+    )
 
 
 def _positions(size: Size, depth: float, width: Any, survival: float) -> list[tuple[str, BlockPosition]]:

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Generator, Tensor, nn
 
 from convolve.config.model_options import MobileNetOptions
-from convolve.config.schema import ModelConfig
+from convolve.config.schema import ModelConfig, Padding
 from convolve.errors import ConfigError
 from convolve.layers.blocks import Activation, SqueezeExcitation, conv_norm, round_width
 from convolve.layers.dropout import KeyedDropout
@@ -84,7 +84,9 @@ class _Skipping(nn.Module):
 class InvertedResidual(_Skipping):
     """A block of v2: expand, depthwise, linear projection."""
 
-    def __init__(self, channels: tuple[int, int], expansion: int, stride: int, norms: NormFactory) -> None:
+    def __init__(
+        self, channels: tuple[int, int], expansion: int, stride: int, norms: NormFactory, padding: Padding
+    ) -> None:
         inputs, outputs = channels
         super().__init__(stride == 1 and inputs == outputs)
         hidden = inputs * expansion
@@ -92,7 +94,7 @@ class InvertedResidual(_Skipping):
         expand = [conv_norm((inputs, hidden), 1, norms, activation=relu6)] if expansion != 1 else []
         self.conv = nn.Sequential(
             *expand,
-            conv_norm((hidden, hidden), 3, norms, stride=stride, groups=hidden, activation=relu6),
+            conv_norm((hidden, hidden), 3, norms, stride=stride, groups=hidden, activation=relu6, padding=padding),
             *conv_norm((hidden, outputs), 1, norms),
         )
 
@@ -103,7 +105,7 @@ class InvertedResidual(_Skipping):
 class GatedResidual(_Skipping):
     """A block of v3: expand, depthwise, squeeze and excitation, linear projection."""
 
-    def __init__(self, inputs: int, row: BlockRow, norms: NormFactory) -> None:
+    def __init__(self, inputs: int, row: BlockRow, norms: NormFactory, padding: Padding) -> None:
         super().__init__(row.stride == 1 and inputs == row.outputs)
         hidden = row.hidden
         activation: Activation = nn.Hardswish if row.hard else nn.ReLU
@@ -111,7 +113,15 @@ class GatedResidual(_Skipping):
         gate = [SqueezeExcitation(hidden, round_width(hidden // 4), nn.ReLU(), nn.Hardsigmoid())] if row.se else []
         self.block = nn.Sequential(
             *expand,
-            conv_norm((hidden, hidden), row.kernel, norms, stride=row.stride, groups=hidden, activation=activation),
+            conv_norm(
+                (hidden, hidden),
+                row.kernel,
+                norms,
+                stride=row.stride,
+                groups=hidden,
+                activation=activation,
+                padding=padding,
+            ),
             *gate,
             conv_norm((hidden, row.outputs), 1, norms),
         )
@@ -136,13 +146,14 @@ def _dropout(args: BuildArgs, name: str) -> nn.Module:
 
 
 def _assemble_v2(args: BuildArgs) -> Blocks:
-    norms = _norms(args, 1e-5, 0.9)
-    blocks: Blocks = {"features/0": conv_norm((args.input_shape[0], 32), 3, norms, stride=2, activation=nn.ReLU6)}
+    norms, padding = _norms(args, 1e-5, 0.9), MobileNetOptions.read(args.options).conv_padding
+    stem = conv_norm((args.input_shape[0], 32), 3, norms, stride=2, activation=nn.ReLU6, padding=padding)
+    blocks: Blocks = {"features/0": stem}
     inputs = 32
     for expansion, width, repeats, first_stride in V2:
         for index in range(repeats):
             stride = first_stride if index == 0 else 1
-            blocks[f"features/{len(blocks)}"] = InvertedResidual((inputs, width), expansion, stride, norms)
+            blocks[f"features/{len(blocks)}"] = InvertedResidual((inputs, width), expansion, stride, norms, padding)
             inputs = width
     top = args.options.top_width or 1280
     blocks[f"features/{len(blocks)}"] = conv_norm((inputs, top), 1, norms, activation=nn.ReLU6)
@@ -154,11 +165,12 @@ def _assemble_v2(args: BuildArgs) -> Blocks:
 
 
 def _assemble_v3(rows: tuple[BlockRow, ...], top: int, args: BuildArgs) -> Blocks:
-    norms = _norms(args, 1e-3, 0.99)
-    blocks: Blocks = {"features/0": conv_norm((args.input_shape[0], 16), 3, norms, stride=2, activation=nn.Hardswish)}
+    norms, padding = _norms(args, 1e-3, 0.99), MobileNetOptions.read(args.options).conv_padding
+    stem = conv_norm((args.input_shape[0], 16), 3, norms, stride=2, activation=nn.Hardswish, padding=padding)
+    blocks: Blocks = {"features/0": stem}
     inputs = 16
     for row in rows:
-        blocks[f"features/{len(blocks)}"] = GatedResidual(inputs, row, norms)
+        blocks[f"features/{len(blocks)}"] = GatedResidual(inputs, row, norms, padding)
         inputs = row.outputs
     blocks[f"features/{len(blocks)}"] = conv_norm((inputs, 6 * inputs), 1, norms, activation=nn.Hardswish)
     top = MobileNetOptions.read(args.options).top_width or top

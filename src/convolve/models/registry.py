@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from convolve.config.model_options import family_of, reject_foreign_options
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
-from convolve.models import efficientnet, fastnet, lenet, mobilenet, resnet
+from convolve.models import efficientnet, efficientnet_lite, fastnet, lenet, mobilenet, resnet
 from convolve.models.network import Network, Shape
 from convolve.models.spec import BuildArgs, ModelSpec
 
@@ -20,6 +20,7 @@ _BUILTIN: dict[str, ModelSpec] = {
     **lenet.MODELS,
     **resnet.MODELS,
     **efficientnet.MODELS,
+    **efficientnet_lite.MODELS,
     **mobilenet.MODELS,
     **fastnet.MODELS,
 }

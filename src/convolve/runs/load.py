@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from convolve import device
+from convolve.checkpoint.fetch import read_provenance
 from convolve.checkpoint.store import load
 from convolve.config import Config
 from convolve.config.loading import build
@@ -25,7 +26,10 @@ from convolve.models.network import Network
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with the weights of a checkpoint, and what is needed to use it."""
+    """A model with the weights of a checkpoint, and what is needed to use it.
+
+    `weights` are name, source and license of the weights that training started from, if these are known.
+    """
 
     path: Path
     config: Config
@@ -35,6 +39,7 @@ class TrainedModel:
     step: int
     epoch: float
     user: UserCode = NO_USER_CODE
+    weights: dict[str, str | None] | None = None
 
 
 def load_trained(path: Path, *, device_name: str | None = None, user: UserCode = NO_USER_CODE) -> TrainedModel:
@@ -58,7 +63,8 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
         )
     model = build_model(config, transform, len(classes), device.select(device_name or config.run.device), user)
     load_weights(model, snapshot.trained())
-    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user)
+    weights = read_provenance(state.get("weights"))
+    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user, weights)
 
 
 BATCH = 256

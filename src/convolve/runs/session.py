@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from convolve import __version__, device
+from convolve.checkpoint.fetch import read_provenance
+from convolve.checkpoint.pretrained import adopt_weights, find_weights
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store, load
 from convolve.config import Config
@@ -81,6 +83,7 @@ class Session:
     previous_elapsed: float = 0.0
     reserved_seconds: float = 0.0
     restored_step: int | None = None
+    weights: dict[str, str | None] | None = None
 
     def restore(self) -> None:
         """Load the newest intact checkpoint."""
@@ -94,6 +97,7 @@ class Session:
         self.previous_seconds = snapshot.number("seconds", 0.0)
         self.previous_elapsed = snapshot.number("elapsed_seconds", 0.0)
         self.restored_step = self.state.step
+        self.weights = read_provenance(metadata.get("weights"))
         before, now = snapshot.count("native_layers", 0), len(self.parts.native_layers)
         if before != now:
             console.info(
@@ -153,6 +157,7 @@ class Session:
             "classes": list(self.data.dataset.classes),
             "transform": self.data.transform.to_json(),
             "native_layers": len(self.parts.native_layers),
+            **({"weights": self.weights} if self.weights else {}),
             "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
@@ -270,6 +275,7 @@ class Session:
             "skipped_steps": self.state.scaler.skipped,
             "end_to_end_seconds": report.seconds,
             "metrics": dict(report.metrics),
+            **({"weights": self.weights} if self.weights else {}),
         }
 
 
@@ -294,10 +300,12 @@ def open_session(
     numerics = build_numerics(
         config, data.device, span, folder=folder, emit=outputs.emit, any_rank=collectives.any_rank
     )
+    weights = None
     if store.paths():
         model = build_model(config, data.transform, len(data.dataset.classes), data.device, user)
     else:
-        model = build_initial_model(config, data, console, user)
+        weights = find_weights(config, console)
+        model = build_initial_model(config, data, console, user, weights)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model, user=user)
     return Session(
@@ -314,6 +322,7 @@ def open_session(
         parameters=parameters,
         started=started,
         user=user,
+        weights=weights.to_json() if weights else None,
     )
 
 
@@ -326,6 +335,7 @@ def train(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> Tr
     with open_collectives(config.parallel) as collectives:
         require_same_start(collectives, config)
         console = rank_zero_console(collectives, console)
+        config = adopt_weights(config, console)
         folder = Path(
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )

@@ -34,6 +34,7 @@ OPTIONAL: dict[str, str] = {
     "skipped_steps": "steps skipped because gradients were not finite",
     "global_batch_size": "samples per optimizer step",
     "steps": "optimizer steps",
+    "weights": "name, source, license and sha256 of the initial weights",
     "data_wait_share": "fraction of the training time spent waiting for data",
     "metrics": "the user's metrics on the test images, by name",
 }

@@ -71,9 +71,9 @@ def test_a_config_cannot_be_changed_in_place():
 
 
 def test_the_values_of_a_config_are_plain_types_of_every_option():
-    values = build({"init_path": "a/b.safetensors", "pipeline_splits": ("conv2",), "shards": 2}).values()
+    values = build({"weights": "a/b.safetensors", "pipeline_splits": ("conv2",), "shards": 2}).values()
     assert set(values) == set(SECTION_OF)
-    assert (values["init_path"], values["pipeline_splits"], values["log_dir"]) == ("a/b.safetensors", ["conv2"], "runs")
+    assert (values["weights"], values["pipeline_splits"], values["log_dir"]) == ("a/b.safetensors", ["conv2"], "runs")
 
 
 @given(st.sampled_from(sorted(SECTION_OF)))
@@ -136,13 +136,15 @@ def test_a_model_of_another_package_has_no_family_and_may_have_any_option():
     ("options", "message"),
     [
         ({"model": "lenet5", "norm_type": "group"},
-         "--norm-type group: lenet5 has no such option, only resnet, resnext, efficientnet, mobilenet; omit it"),
+         "--norm-type group: lenet5 has no such option, only resnet, resnext, efficientnet, efficientnet-lite, "
+         "mobilenet; omit it"),
         ({"model": "resnet50", "expand_ratio": 4},
          "--expand-ratio 4: resnet50 has no such option, only efficientnet; omit it"),
         ({"model": "resnet50", "convolution_groups": 4},
          "--convolution-groups 4: resnet50 has no such option, only resnext; omit it"),
         ({"model": "fastnet", "dropout_rate": 0.0},
-         "--dropout-rate 0.0: fastnet has no such option, only lenet, efficientnet, mobilenet; omit it"),
+         "--dropout-rate 0.0: fastnet has no such option, only lenet, efficientnet, efficientnet-lite, mobilenet; "
+         "omit it"),
         ({"model": "mobilenet-v2", "last_gamma_zero": False},
          "--last-gamma-zero False: mobilenet-v2 has no such option, only resnet, resnext; omit it"),
     ],

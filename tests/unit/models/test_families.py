@@ -151,7 +151,7 @@ def test_names_of_other_libraries_are_understood():
         (
             "lenet5",
             {"norm_type": "group"},
-            "--norm-type group: lenet5 has no such option, only resnet, resnext, efficientnet, mobilenet",
+            "--norm-type group: lenet5 has no such option, only resnet, resnext, efficientnet, efficientnet-lite, mob",
         ),
         (
             "resnet20-cifar",
@@ -291,7 +291,13 @@ def test_fastnet_convolutions_start_as_partial_identities():
 
 def test_every_option_of_the_schema_belongs_to_a_family():
     readers = {option for family in FAMILIES.values() for option in family.names()}
-    assert set(ModelConfig.model_fields) - readers == {"model", "init_path", "variable_filter", "freeze_until"}
+    assert set(ModelConfig.model_fields) - readers == {
+        "model",
+        "weights",
+        "weights_dir",
+        "variable_filter",
+        "freeze_until",
+    }
 
 
 def test_blocks_are_named_as_pipelines_split_them():

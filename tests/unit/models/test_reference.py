@@ -111,7 +111,7 @@ def test_forward_equals_torchvision(name, theirs):
 @pytest.mark.parametrize(("name", "theirs"), [("efficientnet-b0", "efficientnet_b0"), ("resnet50", "resnet50")])
 def test_forward_equals_timm(name, theirs):
     timm = pytest.importorskip("timm", reason="timm is not installed")
-    from convolve.checkpoint.pretrained import convert_state_dict
+    from convolve.checkpoint.naming import convert_state_dict
 
     other = timm.create_model(theirs, pretrained=False).eval()
     network = build(name, (3, 96, 96))

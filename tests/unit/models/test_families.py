@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from convolve import rng
-from convolve.config.model_options import FAMILIES
+from convolve.config.model_options import COMMON_OPTIONS, FAMILIES
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError
 from convolve.layers.blocks import round_width
@@ -291,13 +291,7 @@ def test_fastnet_convolutions_start_as_partial_identities():
 
 def test_every_option_of_the_schema_belongs_to_a_family():
     readers = {option for family in FAMILIES.values() for option in family.names()}
-    assert set(ModelConfig.model_fields) - readers == {
-        "model",
-        "weights",
-        "weights_dir",
-        "variable_filter",
-        "freeze_until",
-    }
+    assert set(ModelConfig.model_fields) - readers == set(COMMON_OPTIONS)
 
 
 def test_blocks_are_named_as_pipelines_split_them():

@@ -6,8 +6,9 @@ READY := $(VENV)/.ready-run
 READY_DEV := $(VENV)/.ready-dev
 TOOLS := $(VENV)/tools
 MINUTES ?= 60
+SECONDS ?= 60
 
-.PHONY: setup train test coverage check bench accuracy faults soak audit sbom clean
+.PHONY: setup train test coverage check bench accuracy faults fuzz sanitize soak audit sbom clean
 
 setup: $(READY)
 
@@ -45,6 +46,18 @@ coverage: $(READY_DEV)
 # Every fault as often as promised, a quarter of an hour; a kind that was tried less often fails it. One table at the end.
 faults: $(READY_DEV)
 	FAULTS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 --dist worksteal -m "" -v
+
+# Mutated inputs for every reader, with coverage feedback: a minute in all, or `make fuzz SECONDS=7200`.
+fuzz: $(VENV)/.ready-fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --seconds $(SECONDS)
+
+# Native code with random shapes under the sanitizers of gcc, for vector widths 4, 8 and 16; about five minutes.
+sanitize: $(READY_DEV)
+	$(BIN)/python fuzz/sanitize.py
+
+$(VENV)/.ready-fuzz: $(READY_DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'
+	touch $@
 
 soak: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES)

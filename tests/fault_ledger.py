@@ -33,6 +33,9 @@ PROMISED = {
     "flags fuzzed": (5000, EITHER),
     "input that cannot be read": (5, LINE),
     "pickle offered as another file": (240, LINE),
+    "mutated input of a fuzz target": (20_000, EITHER),
+    "hostile checkpoint": (768, EITHER),
+    "hostile request": (2000, EITHER),
 }
 _MARK = "fault: "
 

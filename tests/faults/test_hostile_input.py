@@ -406,12 +406,12 @@ KEYS = "step samples scaling numerics samples_per_epoch config config_name class
 
 
 @pytest.mark.parametrize("key", [*KEYS.split(), "seconds", "best_accuracy", "best"])
-def test_no_value_in_a_state_is_an_internal_error(key, run, tmp_path):
+def test_no_value_in_a_state_is_an_internal_error(key, run, tmp_path, counted):
     checkpoint, state = copy_run(run, tmp_path / "run")
-    for value in WRONG:
+    for value in counted.each("hostile checkpoint", WRONG):
         forge(checkpoint, {**state, key: value})
         accepts(lambda: load_trained(checkpoint))
-    for value in (float("inf"), "x", None):
+    for value in counted.each("hostile checkpoint", (float("inf"), "x", None)):
         checkpoint, state = copy_run(run, tmp_path / "run")
         forge(checkpoint, {**state, key: value})
         use(tmp_path / "run")
@@ -433,9 +433,9 @@ def test_a_made_up_file_of_a_run_is_skipped_or_one_line_in_its_report(name, cont
 
 
 @pytest.mark.parametrize("key", ["height", "width", "mean", "std", "crop_share"])
-def test_no_value_in_a_transform_is_an_internal_error(key, run, tmp_path):
+def test_no_value_in_a_transform_is_an_internal_error(key, run, tmp_path, counted):
     checkpoint, state = copy_run(run, tmp_path / "run")
-    for value in (*WRONG, [0.0], [float("nan")], [1.0] * 5):
+    for value in counted.each("hostile checkpoint", (*WRONG, [0.0], [float("nan")], [1.0] * 5)):
         forge(checkpoint, {**state, "transform": {**state["transform"], key: value}})
         accepts(lambda: load_trained(checkpoint))
 
@@ -449,15 +449,16 @@ VALUES = st.recursive(
 
 @FUZZ
 @given(changes=st.dictionaries(st.sampled_from(KEYS.split()), VALUES, min_size=1, max_size=3))
-def test_a_mutated_state_is_a_model_or_one_line(changes, run, tmp_path):
+def test_a_mutated_state_is_a_model_or_one_line(changes, run, tmp_path, counted):
     checkpoint, state = copy_run(run, tmp_path / "run")
-    forge(checkpoint, {**state, **changes})
-    accepts(lambda: load_trained(checkpoint))
+    with counted.one("hostile checkpoint"):
+        forge(checkpoint, {**state, **changes})
+        accepts(lambda: load_trained(checkpoint))
 
 
 @FUZZ
 @given(value=VALUES, key=st.sampled_from(["format", "version", "files", "bytes", "sha256", "name", "all"]))
-def test_a_mutated_manifest_is_one_line(value, key, tmp_path):
+def test_a_mutated_manifest_is_one_line(value, key, tmp_path, counted):
     files = encode(Snapshot({"model": {"w": torch.ones(2)}}, {"step": 1}))
     content = json.loads(encode_manifest(files))
     if key in ("bytes", "sha256"):
@@ -471,7 +472,8 @@ def test_a_mutated_manifest_is_one_line(value, key, tmp_path):
     del content["sha256"]
     content["sha256"] = hashlib.sha256(text(content)).hexdigest()
     (tmp_path / "manifest.json").write_bytes(text(value if key == "all" else content))
-    accepts(lambda: load(tmp_path))
+    with counted.one("hostile checkpoint"):
+        accepts(lambda: load(tmp_path))
 
 
 @FUZZ

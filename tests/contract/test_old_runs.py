@@ -7,11 +7,13 @@ checkpoint spell options in British English, as that version did.
 import json
 import shutil
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
 from convolve.config.loading import build
 from convolve.loggers.base import SilentConsole
+from forked_commands import Running
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "run-0.1"
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -74,3 +76,21 @@ def test_an_old_run_predicts(old_run):
 
     report = predict(old_run, [DIGITS], SilentConsole())
     assert len(report.predictions) == len(list(DIGITS.iterdir())) and not report.failures
+
+
+def test_an_old_run_is_served_with_the_predictions_of_the_command(old_run):
+    pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
+    pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+    from convolve.inference.classifier import predict
+
+    image = DIGITS / "7.png"
+    [expected] = predict(old_run, [image], SilentConsole()).predictions
+    server = Running("serve", old_run, "--port", "0", "--threads", "1", "--json")
+    with server.stdout as output:
+        url = next(json.loads(line) for line in iter(output.readline, "") if line.startswith("{"))["url"]
+        request = Request(f"{url}predict", image.read_bytes(), {"Content-Type": "image/png"})
+        with urlopen(request, timeout=30) as response:
+            [served] = json.load(response)["predictions"]
+        assert server.stop() == 0
+    assert served["label"] == expected.label
+    assert served["probabilities"] == pytest.approx(expected.probabilities, abs=1e-6)

@@ -23,7 +23,12 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "pytest",
+        "torch._dynamo",  # imported by torch's optimizers and by operations on the meta device
         *(f"convolve.{name}" for name in ("runs.session", "runs.validate", "inference.classifier", "serving.server")),
+        *(
+            f"convolve.{name}"
+            for name in ("distributed.torch_pipeline", "planning.plan", "report.page", "report.curves_png")
+        ),
         *(f"convolve.cli.{command}" for command in ("train", "restore", "validate", "predict", "serve", "console")),
     ]
 )

@@ -193,7 +193,8 @@ def configure(threads: int | None, *, deterministic: bool = True) -> None:
     import torch
 
     torch.set_num_threads(threads or available_threads())
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    # What torch.use_deterministic_algorithms does, without importing the compiler, which takes over a second.
+    torch._C._set_deterministic_algorithms(deterministic, warn_only=True)
     # Deterministic mode would also fill every new tensor before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -51,6 +51,7 @@ class ModelSpec:
 
     def materialize(self, model: Network, seed: int) -> Network:
         """Allocate a model on the CPU, whole or some of its blocks, and initialize it."""
-        model.to_empty(device="cpu")
+        # What `to_empty` does, without its detour over the meta device, which imports sympy.
+        model._apply(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))  # type: ignore[no-untyped-call]
         initialize(model, seed, self.init)
         return model

@@ -332,14 +332,23 @@ def test_a_thousand_idle_connections_do_no_harm(server):
             connection.close()
 
 
+def served_version(server):
+    """The checkpoint that is served. On a busy machine a request can be too slow for the server, so it is repeated."""
+    for _ in range(20):
+        status, content = server.predict(digit(7))
+        if status == 200:
+            break
+    assert status == 200, content
+    return content["version"]
+
+
 def test_a_better_checkpoint_is_served_and_a_broken_one_is_not(server):
     checkpoints = server.run / "checkpoints"
-    _, content = server.predict(digit(7))
-    paths = sorted(checkpoints.glob("step-*"))
-    other = next(path for path in paths if path.name != content["version"])
+    version = served_version(server)
+    other = next(path for path in sorted(checkpoints.glob("step-*")) if path.name != version)
     (checkpoints / "best.txt").write_text(other.name + "\n")
-    end = time.monotonic() + 20
-    while server.predict(digit(7))[1]["version"] != other.name:
+    end = time.monotonic() + 120
+    while served_version(server) != other.name:
         assert time.monotonic() < end, "the new checkpoint is not served"
         time.sleep(0.1)
     diverged = checkpoints / f"step-{99:09d}"
@@ -350,12 +359,12 @@ def test_a_better_checkpoint_is_served_and_a_broken_one_is_not(server):
     while not any("not finite" in line for line in server.lines):
         assert time.monotonic() < end, "the diverged checkpoint is not reported"
         time.sleep(0.1)
-    assert server.predict(digit(7))[1]["version"] == other.name
+    assert served_version(server) == other.name
     (checkpoints / "best.txt").write_text("nonsense\n")
     while not any("still serving" in line for line in server.lines):
         assert time.monotonic() < end, "the failed reload is not reported"
         time.sleep(0.1)
-    assert server.predict(digit(7))[1]["version"] == other.name
+    assert served_version(server) == other.name
 
 
 def test_a_signal_under_load_loses_no_request(digits_run):

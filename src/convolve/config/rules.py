@@ -211,7 +211,15 @@ def _strengths_from_zero_to_one(config: Config) -> None:
         raise ConfigError(f"--color-jitter {shown}: brightness, contrast and saturation must be 0 to 1")
 
 
+def _fold_of_folds(config: Config) -> None:
+    folds, fold = config.data.folds, config.data.fold
+    if fold is not None and (folds is None or fold >= folds):
+        rule = "add --folds" if folds is None else f"must be 0 to {folds - 1}"
+        raise ConfigError(f"--fold {fold}{'' if folds is None else f' with --folds {folds}'}: {rule}")
+
+
 DATA_RULES = (
+    _fold_of_folds,
     _one_kind_of_cutmix,
     _partners_for_mixing,
     _cutmix_mean_within_reach,

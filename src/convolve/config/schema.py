@@ -119,8 +119,19 @@ class DataConfig(Section):
         ge=0,
         lt=1,
         description="fraction of each class of the training images that selects the best checkpoint; the test images "
-        "are then used only once, at the end",
+        "are then used only once, at the end [0; 0.1 for a folder with train/ and test/]",
     )
+    test_fraction: float = Field(
+        0.1, gt=0, lt=1, description="fraction of each class of a folder without splits that is held out for testing"
+    )
+    split_rule: Literal["content", "name"] = Field(
+        "content",
+        description="content: hold out by image contents, duplicates together; name: by file name, as version 0.1 did",
+    )
+    folds: int | None = Field(
+        None, ge=2, le=100, description="cross-validation: train once for each of this many folds"
+    )
+    fold: int | None = Field(None, ge=0, description="cross-validation: train only with this fold held out [all]")
     dataset_percentage_to_use: float = Field(
         100.0, gt=0, le=100, description="percentage of the training images to use"
     )

@@ -26,6 +26,8 @@ _CROPS: dict[str, Crop] = {"flip": "none", "pad-crop": "pad", "pad-crop-flip": "
 def select_samples(dataset: Dataset[Reader], config: DataConfig) -> Dataset[Reader]:
     """Return the data set without the held-out training images, and with the fraction of the rest that is used."""
     held, count = config.hold_out, len(dataset.train)
+    if not count:
+        return dataset
     if held >= count:
         raise ConfigError(f"--hold-out {held}: {dataset.name} has {count} training images; leave some to train on")
     used = count_used(count, config)
@@ -162,6 +164,11 @@ class DataModule:
 
     def train_loader(self) -> Loader:
         return open_train_loader(self.dataset.train, self.transform, self.device, self.options)
+
+    def valid_loader(self) -> Loader:
+        """Return a loader of the split that selects: the validation split, or the test split if there is no other."""
+        reader = self.dataset.test if self.dataset.validation is None else self.dataset.validation
+        return open_test_loader(reader, self.transform, self.device, self.options)
 
     def test_loader(self) -> Loader:
         return open_test_loader(self.dataset.test, self.transform, self.device, self.options)

@@ -57,8 +57,11 @@ ReaderT = TypeVar("ReaderT", bound=Reader, covariant=True)
 class Dataset(Generic[ReaderT]):
     """A training and a test split, the class names in label order, and where the data were found.
 
-    `validation` selects the best checkpoint; None if the test split does. `skipped` lists the entries of a folder or
-    archive that are in no split.
+    Args:
+        skipped: entries of a folder or archive that are in no split.
+        validation: split that selects checkpoints, if it is not the test split; the test split is then read only once,
+            at the end.
+        test_name: what the test split is called in the output: `validation` if the data has no other.
     """
 
     name: str
@@ -68,6 +71,13 @@ class Dataset(Generic[ReaderT]):
     origin: str
     skipped: tuple[Skipped, ...] = ()
     validation: ReaderT | None = None
+    test_name: str = "test"
+
+    @property
+    def splits(self) -> dict[str, ReaderT]:
+        """Return the splits by name: train, validation if there is one, and the test split."""
+        between = {} if self.validation is None else {"validation": self.validation}
+        return {"train": self.train, **between, self.test_name: self.test}
 
 
 @dataclass(frozen=True)

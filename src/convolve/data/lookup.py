@@ -28,6 +28,7 @@ from convolve.data.readers.cifar import Splits
 from convolve.data.readers.detect import NAME, SUPPORTED_LAYOUTS, load_into_memory, open_images
 from convolve.data.readers.known import describe_layouts, read_known
 from convolve.data.readers.mnist import read_images, read_labels
+from convolve.data.readers.splits import SplitOptions
 from convolve.download import Progress
 from convolve.errors import DataError
 from convolve.rng import generator
@@ -55,9 +56,11 @@ def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progres
         return _open_photos(config, progress)
     if config.dataset is None and config.data_dir is not None:
         inferred = infer_entry(config.data_dir)
-        photos = None if inferred else open_images(config.data_dir, f"--data-dir {config.data_dir}", progress)
+        photos = None if inferred else _open_folder(config, config.data_dir, f"--data-dir {config.data_dir}", progress)
         if photos is not None:
-            return load_into_memory(photos, _budget(config), progress)
+            return photos
+        if inferred is None and config.data_dir.exists() and _read(config.data_dir, MNIST, progress) is None:
+            raise DataError(f"--data-dir {config.data_dir}: no labeled images in it; looked for {SUPPORTED_LAYOUTS}")
         config = config.model_copy(update={"dataset": inferred.name if inferred else None})
     return open_known(config, announce=announce, progress=progress)
 
@@ -85,14 +88,25 @@ def _budget(config: DataConfig) -> int:
     return int(config.cache_memory * 1e9) if config.dataset_cache else 0
 
 
+def split_options(config: DataConfig, *, train: bool = True) -> SplitOptions:
+    """Return how the config splits a folder; without `train`, only the test split is opened."""
+    fold = None if config.folds is None else (config.fold or 0, config.folds)
+    return SplitOptions(config.validation_fraction, config.split_rule, fold, train=train)
+
+
+def _open_folder(config: DataConfig, folder: Path, origin: str, progress: Progress) -> Dataset[Reader] | None:
+    photos = open_images(folder, origin, progress, split_options(config))
+    return None if photos is None else load_into_memory(photos, _budget(config), progress)
+
+
 def _open_photos(config: DataConfig, progress: Progress) -> Dataset[Reader]:
     """Open the photographs in `--data-dir` or in a folder of the environment variables."""
     folders = [(config.data_dir, f"--data-dir {config.data_dir}")] if config.data_dir else []
     folders += [(Path(path), f"${name} {path}") for name in VARIABLES if (path := os.environ.get(name))]
     for folder, origin in folders:
-        photos = open_images(folder, origin, progress)
+        photos = _open_folder(config, folder, origin, progress)
         if photos is not None:
-            return load_into_memory(photos, _budget(config), progress)
+            return photos
     searched = " and ".join(str(folder) for folder, _ in folders)
     problem = f"no images in {searched}; looked for" if folders else "no folder; give --data-dir FOLDER with"
     raise DataError(f"--dataset {config.dataset}: {problem} {SUPPORTED_LAYOUTS}")

@@ -27,6 +27,7 @@ from convolve.data.loader.decoder import Decoder
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
 from convolve.data.readers.raw_store import FORMAT as RAW_FORMAT
+from convolve.data.readers.splits import SplitOptions
 from convolve.data.readers.webdataset import METADATA
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError
@@ -214,7 +215,7 @@ def prepare_images(
     source: Path, target: Path, options: PrepareOptions, workers: int | None, progress: Progress
 ) -> Prepared:
     """Write the images in a folder as WebDataset shards or as a raw store."""
-    images = open_images(source, str(source), progress)
+    images = open_images(source, str(source), progress, SplitOptions(validation=False))
     if images is None:
         raise DataError(f"{source}: contains no images; looked for {SUPPORTED_LAYOUTS}")
     if target.resolve() == source.resolve():

@@ -1,5 +1,6 @@
-"""Detect the format of the images in a folder, and open its two splits."""
+"""Detect the format of the images in a folder, and open its splits."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,19 @@ from convolve.data.image_io import decode_image
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.readers import raw_store, tfrecord, webdataset
+from convolve.data.readers.annotations import find_annotations, index_annotated
 from convolve.data.readers.image_folder import (
+    TEST_NAMES,
+    SplitFolders,
     find_splits,
     has_class_folders,
     index_folder,
     list_folders,
     split_by_hash,
 )
+from convolve.data.readers.index import Index
+from convolve.data.readers.label_file import find_label_file, index_rows, read_label_file
+from convolve.data.readers.splits import DEFAULT_SPLIT, SplitOptions
 from convolve.directory import read_regular
 from convolve.download import Progress
 from convolve.errors import DataError
@@ -26,18 +33,21 @@ _SMALL = 64
 _MOST_CLASSES = 1_000_000
 
 SUPPORTED_LAYOUTS = (
-    "train/ and val/ with a folder for each class, folders of classes, train-*.tar and validation-*.tar, "
-    "train-00000-of-01024 and its companions, a TFDS folder, or a store made by `convolve data prepare`"
+    "a folder for each class; train/ with val/, test/ or both, each with a folder for each class; labels.csv with "
+    "file,label[,split]; Tiny ImageNet; ImageNet with its development kit; train-*.tar and validation-*.tar; "
+    "train-00000-of-01024 and its companions; a TFDS folder; or a store made by `convolve data prepare`"
 )
 
 
-def open_images(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+def open_images(
+    root: Path, origin: str, progress: Progress, options: SplitOptions = DEFAULT_SPLIT
+) -> Dataset[EncodedImages] | None:
     """Open the images in a folder as a data set; return None if it contains none. Incomplete data are an error."""
-    if not root.is_dir():
+    if not root.is_dir() and find_label_file(root) is None:
         return None
     try:
-        for find in (_find_raw, _find_tars, _find_records, _find_folders):
-            dataset = find(root, origin, progress)
+        for find in (_find_table, _find_raw, _find_tars, _find_records, _find_folders):
+            dataset = find(root, origin, progress, options)
             if dataset is not None:
                 return dataset
     except OSError as error:
@@ -45,19 +55,29 @@ def open_images(root: Path, origin: str, progress: Progress) -> Dataset[EncodedI
     return None
 
 
-def _find_raw(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+def _reject_folds(root: Path, options: SplitOptions) -> None:
+    if options.fold is not None:
+        raise DataError(
+            f"--folds {options.fold[1]}: {root} has a validation split; give class folders without a split, or train/ "
+            "and test/"
+        )
+
+
+def _find_raw(root: Path, origin: str, progress: Progress, options: SplitOptions) -> Dataset[EncodedImages] | None:
     metadata = webdataset.read_metadata(root)
     if metadata.get("format") != raw_store.FORMAT:
         return None
+    _reject_folds(root, options)
     classes = _class_names(metadata, root, 0)
     train, test = (raw_store.open_raw(root, split, len(classes)) for split in ("train", "validation"))
     return Dataset(NAME, train, test, classes, f"{origin} (raw store)")
 
 
-def _find_tars(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+def _find_tars(root: Path, origin: str, progress: Progress, options: SplitOptions) -> Dataset[EncodedImages] | None:
     shards = webdataset.find_shards(root)
     if shards is None:
         return None
+    _reject_folds(root, options)
     train = webdataset.index_tars(root, shards[0], "train", progress)
     webdataset.require_length(root, "train", len(train))
     skipped = webdataset.unused_shards(root, [*shards[0], *shards[1]]) + train.skipped
@@ -71,10 +91,11 @@ def _find_tars(root: Path, origin: str, progress: Progress) -> Dataset[EncodedIm
     return Dataset(NAME, train, test, classes, f"{origin} (WebDataset)", skipped)
 
 
-def _find_records(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+def _find_records(root: Path, origin: str, progress: Progress, options: SplitOptions) -> Dataset[EncodedImages] | None:
     for kind, find in (("ImageNet TFRecord", tfrecord.find_imagenet), ("TFDS", tfrecord.find_tfds)):
         shards = find(root)
         if shards is not None:
+            _reject_folds(root, options)
             train, test = (
                 tfrecord.index_records(root, paths, split, progress)
                 for paths, split in zip(shards, ("train", "validation"), strict=True)
@@ -86,18 +107,96 @@ def _find_records(root: Path, origin: str, progress: Progress) -> Dataset[Encode
     return None
 
 
-def _find_folders(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
-    splits = find_splits(root)
-    if splits is not None:
-        classes = tuple(folder.name for folder in list_folders(splits[0]))
-        train, test = (index_folder(root, split, classes, progress) for split in splits)
-        return Dataset(NAME, train, test, classes, f"{origin} (folders)", train.skipped + test.skipped)
+def _find_table(root: Path, origin: str, progress: Progress, options: SplitOptions) -> Dataset[EncodedImages] | None:
+    path = find_label_file(root)
+    if path is None:
+        return None
+    table = read_label_file(path)
+    splits = {split: index_rows(table, split) for split in table.splits if options.train or split not in ("", "train")}
+    if "" in table.splits:
+        return _divide(index_rows(table, ""), table.classes, f"{origin} ({path.name})", progress, options)
+    train = splits.get("train") or _nothing(next(iter(splits.values())))
+    parts = (train, splits.get("validation"), splits.get("test"))
+    return _join_splits(root, parts, table.classes, f"{origin} ({path.name})", progress, options)
+
+
+def _find_folders(root: Path, origin: str, progress: Progress, options: SplitOptions) -> Dataset[EncodedImages] | None:
+    folders = find_splits(root)
+    if folders is not None:
+        return _open_splits(root, folders, f"{origin} (folders)", progress, options)
     if not has_class_folders(root):
         return None
     classes = tuple(folder.name for folder in list_folders(root))
     whole = index_folder(root, root, classes, progress)
-    train, test = (whole.take(rows) for rows in split_by_hash(whole))
-    return Dataset(NAME, train, test, classes, f"{origin} (folders without a split)", whole.skipped)
+    return _divide(whole, classes, f"{origin} (folders without a split)", progress, options)
+
+
+def _divide(
+    whole: Index, classes: tuple[str, ...], origin: str, progress: Progress, options: SplitOptions
+) -> Dataset[EncodedImages]:
+    """Hold out the test split of a folder without splits."""
+    by_name = options.rule == "name" and options.fold is None
+    train, test = (whole.take(rows) for rows in (split_by_hash(whole) if by_name else options.divide(whole, progress)))
+    return Dataset(NAME, train, test, classes, origin, whole.skipped)
+
+
+def _open_splits(
+    root: Path, folders: SplitFolders, origin: str, progress: Progress, options: SplitOptions
+) -> Dataset[EncodedImages]:
+    classes = tuple(folder.name for folder in list_folders(folders.train))
+    validation = _open_scored(root, folders.validation, classes, progress)
+    ignored = options.rule == "name" and validation is not None
+    test = None if ignored else _open_scored(root, folders.test, classes, progress)
+    scored = test or validation
+    if scored is None:
+        raise DataError(
+            f"{folders.validation or folders.test}: neither class folders nor a file with the classes of its images; "
+            "make a folder for each class, or remove it"
+        )
+    train = index_folder(root, folders.train, classes, progress) if options.train else _nothing(scored)
+    dataset = _join_splits(root, (train, validation, test), classes, origin, progress, options)
+    unlabeled = folders.test is not None and test is None and not ignored
+    skipped = (("test images without labels", 1, f"{folders.test.name}/"),) if unlabeled and folders.test else ()
+    return replace(dataset, skipped=(*dataset.skipped, *skipped))
+
+
+def _open_scored(root: Path, split: Path | None, classes: tuple[str, ...], progress: Progress) -> Index | None:
+    """Open a split of class folders, or of images with an annotation file; return None if it has no labels."""
+    if split is None:
+        return None
+    annotations = find_annotations(root, split)
+    inner = [folder.name for folder in list_folders(split)]
+    if inner and inner != ["images"]:
+        return index_folder(root, split, classes, progress)
+    if annotations is None or split.name.lower() in TEST_NAMES:
+        return None
+    return index_annotated(root, split, annotations, classes)
+
+
+def _join_splits(
+    root: Path,
+    splits: tuple[Index, Index | None, Index | None],
+    classes: tuple[str, ...],
+    origin: str,
+    progress: Progress,
+    options: SplitOptions,
+) -> Dataset[EncodedImages]:
+    """Return a data set of train, validation and test; what selects is held out from train if it is missing."""
+    train, validation, test = splits
+    skipped = tuple(entry for split in splits if split is not None for entry in split.skipped)
+    if test is None:
+        _reject_folds(root, options)
+        assert validation is not None, "a data set is scored on one split at least"
+        return Dataset(NAME, train, validation, classes, origin, skipped, test_name="validation")
+    if validation is not None:
+        _reject_folds(root, options)
+    elif options.rule == "content" and options.validation and len(train):
+        train, validation = (train.take(rows) for rows in options.divide(train, progress))
+    return Dataset(NAME, train, test, classes, origin, skipped, validation)
+
+
+def _nothing(index: Index) -> Index:
+    return index.take(np.empty(0, np.int64))
 
 
 def _read_names(path: Path) -> list[str]:
@@ -127,15 +226,25 @@ def _class_names(metadata: dict[str, Any], root: Path, count: int) -> tuple[str,
 
 def load_into_memory(dataset: Dataset[EncodedImages], budget: int, progress: Progress) -> Dataset[Reader]:
     """Decode a data set if its images are small, all of one size, and fit the budget in bytes; else return it as is."""
-    first = _pixels(dataset.train, 0)
-    count = len(dataset.train) + len(dataset.test)
-    if max(first.shape) > _SMALL or count * first.size > budget:
+    readers = [reader for reader in (dataset.train, dataset.validation, dataset.test) if reader is not None]
+    first = _pixels(next(reader for reader in readers if len(reader)), 0)
+    if max(first.shape) > _SMALL or sum(map(len, readers)) * first.size > budget:
         return dataset
-    train, test = (_decode_all(reader, first.shape, progress) for reader in (dataset.train, dataset.test))
-    if train is None or test is None:
+    decoded = [_decode_all(reader, first.shape, progress) for reader in readers]
+    complete = [images for images in decoded if images is not None]
+    if len(complete) < len(readers):
         return dataset
-    origin = f"{dataset.origin}, in memory"
-    return Dataset(dataset.name, train, test, dataset.classes, origin, dataset.skipped)
+    validation = None if dataset.validation is None else complete[1]
+    return Dataset(
+        dataset.name,
+        complete[0],
+        complete[-1],
+        dataset.classes,
+        f"{dataset.origin}, in memory",
+        dataset.skipped,
+        validation,
+        dataset.test_name,
+    )
 
 
 def _pixels(reader: EncodedImages, row: int) -> Images:

@@ -1,5 +1,5 @@
-"""Folders of images by class: `train/` and `validation/` or `val/` with a folder for each class, or class folders
-without a split, of which a tenth, chosen by a hash of the name, is kept for testing.
+"""Folders of images by class: `train/`, `val/` and `test/` with a folder for each class, or class folders without a
+split. Class folders may contain the images in a folder `images`, as in Tiny ImageNet.
 
 `imagenet_2012_bounding_boxes.csv` beside them (file, x1, y1, x2, y2 as fractions of the image) has boxes of objects.
 """
@@ -10,6 +10,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,9 @@ from convolve.errors import DataError
 from convolve.rng import Indices
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
-TEST_NAMES = ("validation", "val", "valid", "test")
+TRAIN_NAMES = ("train", "training", "ilsvrc2012_img_train")
+VALIDATION_NAMES = ("validation", "val", "valid", "ilsvrc2012_img_val")
+TEST_NAMES = ("test", "testing")
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
 _TENTHS = 10
 _REPORT_EVERY = 5000
@@ -45,11 +48,25 @@ def _by_name(path: Path) -> str:
     return path.name
 
 
-def find_splits(root: Path) -> tuple[Path, Path] | None:
-    """Return the folders of the training and the test split, if they exist."""
-    train = root / "train"
-    test = next((root / name for name in TEST_NAMES if (root / name).is_dir()), None)
-    return (train, test) if train.is_dir() and test is not None and list_folders(train) else None
+@dataclass(frozen=True)
+class SplitFolders:
+    """Folders of the splits."""
+
+    train: Path
+    validation: Path | None
+    test: Path | None
+
+
+def find_splits(root: Path) -> SplitFolders | None:
+    """Return the folders of the splits, by their usual names, if there is one for training and another."""
+    folders = {folder.name.lower(): folder for folder in list_folders(root)}
+    train, validation, test = (
+        next((folders[name] for name in names if name in folders), None)
+        for names in (TRAIN_NAMES, VALIDATION_NAMES, TEST_NAMES)
+    )
+    if train is None or (validation is None and test is None) or not list_folders(train):
+        return None
+    return SplitFolders(train, validation, test)
 
 
 def has_class_folders(root: Path) -> bool:
@@ -59,7 +76,21 @@ def has_class_folders(root: Path) -> bool:
 
 
 def _has_image(folder: Path) -> bool:
-    return any(item.suffix.lower() in EXTENSIONS for _, item in zip(range(50), folder.iterdir(), strict=False))
+    folder = images_in(folder)
+    return any(is_image_name(item.name) for _, item in zip(range(50), folder.iterdir(), strict=False))
+
+
+def images_in(folder: Path) -> Path:
+    """Return the folder `images` in a folder that contains no image itself, as in Tiny ImageNet; else the folder."""
+    inner = folder / "images"
+    if not inner.is_dir():
+        return folder
+    return folder if any(is_image_name(item.name) for item in folder.iterdir()) else inner
+
+
+def is_image_name(name: str) -> bool:
+    """Check the suffix of a file name."""
+    return Path(name).suffix.lower() in EXTENSIONS
 
 
 def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Progress) -> Index:
@@ -69,46 +100,55 @@ def index_folder(root: Path, split: Path, classes: tuple[str, ...], progress: Pr
     if unknown:
         raise DataError(f"{split / unknown[0]}: train/ has no class of that name; move or remove it")
     boxes_file = root / BOXES_FILE
-    expected = signature(root, [split, *folders, *([boxes_file] if boxes_file.is_file() else [])])
+    inner = [inside for folder in folders if (inside := images_in(folder)) != folder]
+    expected = signature(root, [split, *folders, *inner, *([boxes_file] if boxes_file.is_file() else [])])
 
     def build() -> Index:
         boxes = read_boxes(boxes_file) if boxes_file.is_file() else {}
         skipped = SkippedEntries()
         for item in sorted(set(split.iterdir()) - {*folders, boxes_file}):
             skipped.add("file outside the class folders", str(item.relative_to(root)))
-        files = [str(path.relative_to(root)) for path in _list_images(folders, progress, skipped)]
         label_of = {name: label for label, name in enumerate(classes)}
-        samples = (
-            SampleLocation(
-                number, 0, WHOLE_FILE, label_of[Path(file).parent.name], file, boxes.get(Path(file).name, ())
-            )
-            for number, file in enumerate(files)
-        )
-        return make_index(root, files, samples, skipped)
+        listed = [(path, label_of[folder.name]) for folder, path in _list_images(folders, progress, skipped)]
+        return index_files(root, listed, skipped, boxes)
 
     return load_or_build(root, f"folder {split.name}", expected, build)
+
+
+def index_files(
+    root: Path, listed: Iterable[tuple[Path, int]], skipped: SkippedEntries, boxes: Boxes | None = None
+) -> Index:
+    """Return an index of image files below `root` with their labels."""
+    pairs = [(str(path.relative_to(root)), label) for path, label in listed]
+    samples = (
+        SampleLocation(number, 0, WHOLE_FILE, label, file, (boxes or {}).get(Path(file).name, ()))
+        for number, (file, label) in enumerate(pairs)
+    )
+    return make_index(root, [file for file, _ in pairs], samples, skipped)
 
 
 def _why_skipped(entry: os.DirEntry[str]) -> str | None:
     """Return why an entry of a class folder is not a sample, None for an image."""
     if entry.is_dir():
         return "subfolder of a class folder"
-    if Path(entry.name).suffix.lower() not in EXTENSIONS:
+    if not is_image_name(entry.name):
         return "file without the suffix of an image"
     return None if entry.is_file() else "not a regular file"
 
 
-def _list_images(folders: list[Path], progress: Progress, skipped: SkippedEntries) -> Iterator[Path]:
+def _list_images(folders: list[Path], progress: Progress, skipped: SkippedEntries) -> Iterator[tuple[Path, Path]]:
+    """Yield class folder and path of every image."""
     done = 0
     for folder in folders:
-        with os.scandir(folder) as scan:
+        inside = images_in(folder)
+        with os.scandir(inside) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
         for entry in entries:
             reason = _why_skipped(entry)
             if reason is not None:
                 skipped.add(reason, f"{folder.name}/{entry.name}")
                 continue
-            yield folder / entry.name
+            yield folder, inside / entry.name
             done += 1
             if done % _REPORT_EVERY == 0:
                 progress("list images", done, None)

@@ -19,6 +19,7 @@ from convolve.distributed.topology import is_rank_zero
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
 
 if TYPE_CHECKING:
+    from convolve.runs.folds import FoldsReport
     from convolve.runs.results import TrainReport
 
 REFRESH_SECONDS = 0.1
@@ -209,9 +210,25 @@ def finish_training(report: "TrainReport", as_json: bool) -> int:
     return 0 if stopped_by is None else 128 + int(stopped_by)
 
 
+def finish_folds(report: "FoldsReport", as_json: bool) -> int:
+    """Print the result of a cross-validation and return the exit code, as `finish_training` does for a run."""
+    stopped_by = report.runs[-1].stopped_by
+    for fold, run in enumerate(report.runs):
+        shown = "not validated" if run.test_accuracy is None else f"accuracy {run.test_accuracy:.2%}"
+        print_line(f"fold {fold}: {shown}; run folder {run.run_dir}")
+    if stopped_by is not None:
+        print_line(f"Interrupted by {stopped_by.name}; train the remaining folds with --fold")
+    elif report.mean is not None and report.deviation is not None:
+        print_line(f"accuracy {report.mean:.2%} +/- {report.deviation:.2%} over {report.folds} folds")
+    if as_json:
+        print_json(report)
+    return 0 if stopped_by is None else 128 + int(stopped_by)
+
+
 def _print_report(report: "TrainReport") -> None:
     if report.test_accuracy is not None:
-        print_line(f"test accuracy {report.test_accuracy:.2%} on {report.test_samples:,} images of {report.dataset}")
+        accuracy = f"{report.split} accuracy {report.test_accuracy:.2%}"
+        print_line(f"{accuracy} on {report.test_samples:,} images of {report.dataset}")
     print_line(
         f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in total; "
         f"run folder {report.run_dir}"

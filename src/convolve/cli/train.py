@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from convolve import device
 from convolve.cli.command import Parser, add_config_flags, model_in, read_config, should_spawn, spawn_ranks
-from convolve.cli.console import finish_training, open_console
+from convolve.cli.console import finish_folds, finish_training, open_console
 from convolve.compat.options import translate
 from convolve.distributed.launch.local import follow_launcher
 
@@ -29,8 +29,10 @@ def run(argv: Sequence[str]) -> int:
 
     follow_launcher()
     device.prepare()
-    from convolve.runs import session
+    from convolve.runs import folds, session
 
     with open_console(options.json) as console:
+        if folds.is_cross_validation(config):
+            return finish_folds(folds.train_folds(config, console), options.json)
         report = session.train(config, console)
     return finish_training(report, options.json)

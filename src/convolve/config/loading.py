@@ -37,6 +37,8 @@ EXCLUSIVE = (
 
 # Former names of options, in old runs and in configs of users.
 RENAMED = {"init_path": "weights"}
+# What runs did before an option existed, if that is not its default.
+_BEFORE = {"split_rule": "name"}
 
 _METADATA_KEYS = ("base", "summary", "also")
 
@@ -225,7 +227,12 @@ def read_saved(path: Path) -> Config:
 def _build_saved(content: Mapping[str, Any], origin: str) -> Config:
     values = {field_name(key): value for key, value in content.items()}
     name = str(values.pop("name", "custom"))
-    return build(values, dict.fromkeys(values, origin), name)
+    return build_stored(values, dict.fromkeys(values, origin), name)
+
+
+def build_stored(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, name: str = "custom") -> Config:
+    """Return the config of a run; options that its version did not have keep what that version did."""
+    return build({**_BEFORE, **{field_name(key): value for key, value in values.items()}}, origins, name)
 
 
 def json_schema() -> dict[str, Any]:

@@ -33,7 +33,9 @@ def select_samples(dataset: Dataset[Reader], config: DataConfig) -> Dataset[Read
     used = count_used(count, config)
     rows = held + np.arange(used, dtype=np.int64) * (count - held) // used
     dataset = replace(dataset, train=dataset.train.take(rows))
-    return _set_validation_aside(dataset, config.validation_fraction) if config.validation_fraction else dataset
+    if not config.validation_fraction or dataset.validation is not None:
+        return dataset
+    return _set_validation_aside(dataset, config.validation_fraction)
 
 
 def _set_validation_aside(dataset: Dataset[Reader], fraction: float) -> Dataset[Reader]:
@@ -164,11 +166,6 @@ class DataModule:
 
     def train_loader(self) -> Loader:
         return open_train_loader(self.dataset.train, self.transform, self.device, self.options)
-
-    def valid_loader(self) -> Loader:
-        """Return a loader of the split that selects: the validation split, or the test split if there is no other."""
-        reader = self.dataset.test if self.dataset.validation is None else self.dataset.validation
-        return open_test_loader(reader, self.transform, self.device, self.options)
 
     def test_loader(self) -> Loader:
         return open_test_loader(self.dataset.test, self.transform, self.device, self.options)

@@ -55,9 +55,8 @@ def find_duplicates(scan: Scan, progress: Progress = ignore_progress) -> list[Du
     part = scan.take(rows)
     near = np.where(part.sizes.min(1) < _SMALL_SIDE, _NEAR_SMALL, _NEAR)
     pairs = _find_candidates(part.thumbnails, progress)
-    found = [
-        pair for start in range(0, len(pairs), _PAIRS) for pair in _verify(part, pairs[start : start + _PAIRS], near)
-    ]
+    blocks = (pairs[start : start + _PAIRS] for start in range(0, len(pairs), _PAIRS))
+    found = sorted({pair for block in blocks for pair in _verify(part, block, near)})
     return [*exact, *(Duplicate(int(rows[first]), int(rows[second]), exact=False) for first, second in found)]
 
 
@@ -74,7 +73,8 @@ def _gradients(gray: npt.NDArray[np.float32], side: int) -> Vectors:
     block = gray.shape[1] // side
     small = gray.reshape(len(gray), side, block, side, block).mean((2, 4)) if block > 1 else gray
     across, down = small[:, :, 1:] - small[:, :, :-1], small[:, 1:] - small[:, :-1]
-    vectors = np.concatenate((across.reshape(len(gray), -1), down.reshape(len(gray), -1)), 1)
+    count = side * (side - 1)
+    vectors = np.concatenate((across.reshape(-1, count), down.reshape(-1, count)), 1)
     lengths = np.sqrt((vectors**2).sum(1, keepdims=True))
     unit: Vectors = (vectors / np.maximum(lengths, _FLAT)).astype(np.float32)
     return unit
@@ -118,7 +118,7 @@ def _verify(scan: Scan, pairs: Indices, near: npt.NDArray[np.float64]) -> list[t
     rows = np.flatnonzero((best >= _UNALIGNED) & (best < needed) & (needed < _NEAR_SMALL))
     for image, other in ((first, whole[1]), (second, whole[0])):
         best[rows] = np.maximum(best[rows], _best_crop(image[rows], other[rows]))
-    return sorted({(int(one), int(two)) for one, two, _ in pairs[best >= needed].tolist()})
+    return [(int(one), int(two)) for one, two, _ in pairs[best >= needed].tolist()]
 
 
 def _best_crop(images: npt.NDArray[np.float32], others: Vectors) -> npt.NDArray[np.float32]:

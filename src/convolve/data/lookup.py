@@ -91,7 +91,7 @@ def _budget(config: DataConfig) -> int:
 def split_options(config: DataConfig, *, train: bool = True) -> SplitOptions:
     """Return how the config splits a folder; without `train`, only the test split is opened."""
     fold = None if config.folds is None else (config.fold or 0, config.folds)
-    return SplitOptions(config.validation_fraction, config.split_rule, fold, train=train)
+    return SplitOptions(config.test_fraction, config.validation_fraction, config.split_rule, fold, train=train)
 
 
 def _open_folder(config: DataConfig, folder: Path, origin: str, progress: Progress) -> Dataset[Reader] | None:

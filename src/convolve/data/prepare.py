@@ -215,7 +215,7 @@ def prepare_images(
     source: Path, target: Path, options: PrepareOptions, workers: int | None, progress: Progress
 ) -> Prepared:
     """Write the images in a folder as WebDataset shards or as a raw store."""
-    images = open_images(source, str(source), progress, SplitOptions(validation=False))
+    images = open_images(source, str(source), progress, SplitOptions(select=False))
     if images is None:
         raise DataError(f"{source}: contains no images; looked for {SUPPORTED_LAYOUTS}")
     if target.resolve() == source.resolve():

@@ -12,7 +12,7 @@ from convolve import device
 from convolve.checkpoint.fetch import read_provenance
 from convolve.checkpoint.store import load
 from convolve.config import Config
-from convolve.config.loading import build
+from convolve.config.loading import build_stored
 from convolve.data.build import DataModule, load_dataset
 from convolve.data.dataset import Images, Labels
 from convolve.data.transforms.normalize import Transform
@@ -50,7 +50,7 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
     snapshot = load(path)
     state = snapshot.state
     try:
-        config = build(state["config"], name=str(state["config_name"]))
+        config = build_stored(state["config"], name=str(state["config_name"]))
         classes, transform = tuple(map(str, state["classes"])), Transform.from_json(state["transform"])
         step, samples = snapshot.step, snapshot.count("samples")
         epoch = samples / snapshot.count("samples_per_epoch")

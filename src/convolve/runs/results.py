@@ -16,7 +16,8 @@ from convolve.loggers.base import RunInfo
 
 @dataclass(frozen=True)
 class TrainReport:
-    """Result of a run. `test_accuracy` is in [0, 1], or None if nothing was validated."""
+    """Result of a run. `test_accuracy` is in [0, 1], or None if nothing was validated; `split` is what the data calls
+    the images that it was computed on."""
 
     run_dir: Path
     test_accuracy: float | None
@@ -29,6 +30,7 @@ class TrainReport:
     dataset: str
     stopped_by: signal.Signals | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    split: str = "test"
 
 
 def run_info(
@@ -44,7 +46,7 @@ def run_info(
             "parameters": parameters,
             "dataset": data.dataset.name,
             "training_images": len(data.dataset.train),
-            "test_images": len(data.dataset.test),
+            **{f"{name}_images": len(reader) for name, reader in data.dataset.splits.items() if name != "train"},
             "device": str(data.device),
             "threads": torch.get_num_threads(),
             "global_batch_size": config.global_batch_size,

@@ -186,20 +186,21 @@ class Session:
 
     def _test_result(self, event: StepEvent | None) -> EvalResult | None:
         run = self.config.run
-        if self.data.dataset.validation is not None:
-            return self._test_best()
+        result: EvalResult | None = None
         if run.validation_mode == "during":
-            return event.validation if event else None
-        if run.validation_mode == "after" and run.checkpoints:
-            return self.outputs.validate_checkpoints(self.data)
-        return None
+            result = event.validation if event else None
+        elif run.validation_mode == "after" and run.checkpoints:
+            result = self.outputs.validate_checkpoints(self.data)
+        return result if self.data.dataset.validation is None else self._test_best()
 
     def _test_best(self) -> EvalResult:
         """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
         path = self.outputs.store.best if self.config.run.checkpoints else None
         if path is not None and self.parts.infer is None:
             load_weights(self.state.model, load(path).trained())
-        return evaluate_state(self.state, self.parts, self.data.test_loader(), self.config)
+        result = evaluate_state(self.state, self.parts, self.data.test_loader(), self.config)
+        self.outputs.emit("test", loss=result.loss, accuracy=result.accuracy, samples=result.samples)
+        return result
 
     def _build_whole(self) -> Network:
         data = self.data
@@ -234,6 +235,7 @@ class Session:
             steps=self.state.step,
             final_loss=final_loss if self.config.log.metrics else None,
             dataset=self.data.dataset.name,
+            split=self.data.dataset.test_name,
             stopped_by=stopped_by,
             metrics=result.metrics if result else {},
         )

@@ -8,6 +8,7 @@ from convolve import device
 from convolve.checkpoint.averaging import list_averages
 from convolve.checkpoint.store import find_checkpoints
 from convolve.data.build import DataModule
+from convolve.data.loader.loader import Loader
 from convolve.engine.build import build_objective, match_training_numerics
 from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, EvalSetup, evaluate
@@ -17,14 +18,14 @@ from convolve.loggers.files import read_validations
 from convolve.runs.load import TrainedModel, load_trained, open_run_data
 
 
-def validate_one(trained: TrainedModel, data: DataModule) -> ValidationRecord:
-    """Evaluate one model on the whole test split."""
+def validate_one(trained: TrainedModel, data: DataModule, loader: Loader | None = None) -> ValidationRecord:
+    """Evaluate one model on all images of a loader; by default, those that select."""
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
     execution = match_training_numerics(trained.config, trained.model, data.device)
     objective = build_objective(trained.config, trained.user, len(trained.classes))
     setup = EvalSetup(trained.config.run.validation_views, execution, objective)
-    result = evaluate(trained.model, data.test_loader(), size, setup=setup)
+    result = evaluate(trained.model, loader or data.validation_loader(), size, setup=setup)
     return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
 
 
@@ -71,7 +72,7 @@ def validate(
         if data is None:
             device.configure(trained.config.run.threads)
             data = open_run_data(trained, console)
-        record = validate_one(trained, data)
+        record = validate_one(trained, data, data.test_loader())
         console.valid(record)
         records.append(record)
     return records

@@ -152,8 +152,15 @@ def test_a_console_that_is_no_terminal_is_plain(as_json):
 
 def report(**changes):
     values = {name: None for name in TrainReport.__dataclass_fields__}
-    values |= {"run_dir": Path("runs/x"), "test_accuracy": 0.9, "test_samples": 1234, "dataset": "digits", "steps": 7}
-    values |= {"images_per_second": 1500.4, "ms_per_step": 2.5, "seconds": 3.25}
+    values |= {
+        "run_dir": Path("runs/x"),
+        "test_accuracy": 0.9,
+        "test_samples": 1234,
+        "dataset": "digits",
+        "split": "test",
+        "steps": 7,
+    }
+    values |= {"split": "test", "images_per_second": 1500.4, "ms_per_step": 2.5, "seconds": 3.25}
     return TrainReport(**{**values, **changes})
 
 

@@ -136,7 +136,7 @@ def test_a_named_set_that_is_not_in_the_given_folder_is_an_error_that_lists_what
 
 
 def test_a_given_folder_without_data_is_an_error_even_if_no_set_was_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no mnist in it"):
+    with pytest.raises(DataError, match="no labeled images in it; looked for a folder for each class"):
         open_quietly(data_dir=tmp_path)
 
 

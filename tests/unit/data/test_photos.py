@@ -134,12 +134,16 @@ def test_the_cache_of_decoded_images_changes_nothing_in_later_epochs(tmp_path):
 @pytest.mark.parametrize("names", [("train", "val"), ("train", "validation"), ("train", "test")])
 def test_split_folders_are_found_by_their_usual_names(tmp_path, names):
     dataset = opened(write_folder(tmp_path, names))
-    assert (len(dataset.train), len(dataset.test)) == (10, 5)
+    held_out = 0 if dataset.validation is None else len(dataset.validation)
+    assert (len(dataset.train) + held_out, len(dataset.test)) == (10, 5)
+    assert bool(held_out) == (names[1] == "test"), "a part of train selects only if nothing else does"
+    assert dataset.test_name == ("test" if names[1] == "test" else "validation")
     assert dataset.classes == ("class-0", "class-1", "class-2")
-    assert dataset.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    if not held_out:
+        assert dataset.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_class_folders_without_a_split_are_divided_by_name_once_and_for_all(tmp_path):
+def test_class_folders_without_a_split_are_divided_once_and_for_all(tmp_path):
     root = tmp_path / "photos"
     chance = np.random.default_rng(0)
     for number in range(300):
@@ -152,7 +156,7 @@ def test_class_folders_without_a_split_are_divided_by_name_once_and_for_all(tmp_
 
     before = test_names()
     assert 15 <= len(before) <= 50
-    Image.fromarray(np.zeros((70, 70, 3), np.uint8)).save(root / "kind0" / "new.png")
+    Image.fromarray(chance.integers(0, 256, (70, 70, 3), np.uint8)).save(root / "kind0" / "new.png")
     assert test_names() - {"new.png"} == before
 
 
@@ -449,7 +453,7 @@ def test_a_flipped_bit_in_a_record_is_found_by_its_crc(tmp_path):
 
 
 def test_a_folder_without_images_lists_what_was_looked_for(tmp_path):
-    with pytest.raises(DataError, match="no images in .*looked for train/ and val/"):
+    with pytest.raises(DataError, match="no images in .*looked for a folder for each class; train/ with val/"):
         open_dataset(DataConfig(dataset="pictures", data_dir=tmp_path), announce=print, progress=ignore_progress)
 
 

@@ -136,8 +136,21 @@ def _divide(
 ) -> Dataset[EncodedImages]:
     """Hold out the test split of a folder without splits."""
     by_name = options.rule == "name" and options.fold is None
-    train, test = (whole.take(rows) for rows in (split_by_hash(whole) if by_name else options.divide(whole, progress)))
-    return Dataset(NAME, train, test, classes, origin, whole.skipped)
+    rows = split_by_hash(whole) if by_name else options.take_test(whole, progress)
+    dataset: Dataset[EncodedImages] = Dataset(
+        NAME, whole.take(rows[0]), whole.take(rows[1]), classes, origin, whole.skipped
+    )
+    return _take_validation(dataset, progress, options) if options.validation_fraction else dataset
+
+
+def _take_validation(
+    dataset: Dataset[EncodedImages], progress: Progress, options: SplitOptions
+) -> Dataset[EncodedImages]:
+    """Hold out the images that select from the training split."""
+    if options.rule == "name" or not options.select or not len(dataset.train):
+        return dataset
+    train, validation = (dataset.train.take(rows) for rows in options.take_validation(dataset.train, progress))
+    return replace(dataset, train=train, validation=validation, test_name="test")
 
 
 def _open_splits(
@@ -184,15 +197,19 @@ def _join_splits(
     """Return a data set of train, validation and test; what selects is held out from train if it is missing."""
     train, validation, test = splits
     skipped = tuple(entry for split in splits if split is not None for entry in split.skipped)
-    if test is None:
-        _reject_folds(root, options)
-        assert validation is not None, "a data set is scored on one split at least"
-        return Dataset(NAME, train, validation, classes, origin, skipped, test_name="validation")
+    scored = validation if test is None else test
+    assert scored is not None, "a data set is scored on one split at least"
+    dataset: Dataset[EncodedImages] = Dataset(NAME, train, scored, classes, origin, skipped)
     if validation is not None:
         _reject_folds(root, options)
-    elif options.rule == "content" and options.validation and len(train):
-        train, validation = (train.take(rows) for rows in options.divide(train, progress))
-    return Dataset(NAME, train, test, classes, origin, skipped, validation)
+    if validation is not None and test is not None:
+        return replace(dataset, validation=validation)
+    if test is None and not options.validation_fraction:
+        return replace(dataset, test_name="validation")
+    if options.fold is not None:
+        train, validation = (train.take(rows) for rows in options.take_test(train, progress))
+        return replace(dataset, train=train, validation=validation)
+    return _take_validation(dataset, progress, options)
 
 
 def _nothing(index: Index) -> Index:

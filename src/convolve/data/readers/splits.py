@@ -1,10 +1,11 @@
 """Hold out a part of each class, or divide a set into folds.
 
 The arithmetic: images that are duplicates form a group, which is never divided. A group belongs to the class of its
-first image and has the number u in [0, 1), made from the smallest content hash of its images. Held out are the groups
+first image and has a number u in [0, 1), a hash of the split and of the smallest content hash of its images. Held out
+are the groups
 with u < fraction. Only the image decides, so an added image moves no other one, unless they are duplicates. Two
-corrections, by ascending u: a class gives at least half and at most one and a half times its part (at least one group
-of two), and keeps a group for training.
+corrections, by ascending u: a class gives at least a third and at most twice its part (at least one of two groups)
+and keeps a group for training.
 
 Folds: group number i of a class in ascending u is in fold i mod K.
 """
@@ -24,7 +25,8 @@ from convolve.data.scan import scan_images
 from convolve.download import Progress
 from convolve.rng import Indices, hash_key
 
-_LEAST, _MOST = 0.5, 1.5
+_LEAST, _MOST = 1 / 3, 2
+_TENTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,33 +34,40 @@ class SplitOptions:
     """How a folder is split where it is not split itself.
 
     Args:
-        fraction: part of each class that is held out.
+        fraction: part of each class of a folder without splits that is the test split.
+        validation_fraction: part of each class of the training images that selects; 0 for none, but a tenth of `train/`
+            if there is only a test split.
         rule: `content` as described above; `name` is the rule of version 0.1: a tenth by the hash of the file name, and
             a test folder also serves for validation.
         fold: number of the fold to hold out, and the number of folds, in place of the fraction.
-        validation: hold out a part of `train/` if there is only a test split.
+        select: False if no part of `train/` is needed to select.
         train: open the training split; False if only the test split is scored.
     """
 
     fraction: float = 0.1
+    validation_fraction: float = 0.0
     rule: Literal["content", "name"] = "content"
     fold: tuple[int, int] | None = None
-    validation: bool = True
+    select: bool = True
     train: bool = True
 
-    def divide(self, reader: EncodedImages, progress: Progress) -> tuple[Indices, Indices]:
-        """Return the rows that stay and those that are held out, both ascending."""
+    def take_test(self, reader: EncodedImages, progress: Progress) -> tuple[Indices, Indices]:
+        """Return the rows for training and for testing, both ascending."""
         if self.fold is not None:
             return take_fold(reader, *self.fold, progress)
-        return hold_out(reader, self.fraction, progress)
+        return hold_out(reader, self.fraction, "test", progress)
+
+    def take_validation(self, reader: EncodedImages, progress: Progress) -> tuple[Indices, Indices]:
+        """Return the rows for training and for selection, both ascending."""
+        return hold_out(reader, self.validation_fraction or _TENTH, "validation", progress)
 
 
 DEFAULT_SPLIT = SplitOptions()
 
 
-def hold_out(reader: EncodedImages, fraction: float, progress: Progress) -> tuple[Indices, Indices]:
-    """Return the rows that stay and those that are held out, both ascending."""
-    held = held_out(reader.labels, *_groups(reader, progress), fraction)
+def hold_out(reader: EncodedImages, fraction: float, split: str, progress: Progress) -> tuple[Indices, Indices]:
+    """Return the rows that stay and those that are held out for a split, both ascending."""
+    held = held_out(reader.labels, *_groups(reader, progress), fraction, split)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
@@ -77,11 +86,13 @@ def _groups(reader: EncodedImages, progress: Progress) -> tuple[list[bytes], Ind
     return [scan.key(row) for row in range(len(scan))], group_duplicates(len(scan), find_duplicates(scan, progress))
 
 
-def held_out(labels: Labels, keys: Sequence[bytes], groups: Indices, fraction: float) -> npt.NDArray[np.bool_]:
-    """Return True for each image that is held out."""
+def held_out(
+    labels: Labels, keys: Sequence[bytes], groups: Indices, fraction: float, split: str = "test"
+) -> npt.NDArray[np.bool_]:
+    """Return True for each image that is held out for a split."""
     sizes = np.bincount(groups, minlength=len(groups))
     chosen = np.zeros(len(groups), np.bool_)
-    for ordered, numbers in _by_class(labels, keys, groups):
+    for ordered, numbers in _by_class(labels, keys, groups, split):
         part = fraction * int(sizes[ordered].sum())
         least = max(1, math.floor(_LEAST * part)) if len(ordered) > 1 else 0
         counts = np.cumsum(sizes[ordered])
@@ -96,18 +107,20 @@ def held_out(labels: Labels, keys: Sequence[bytes], groups: Indices, fraction: f
 def assign_folds(labels: Labels, keys: Sequence[bytes], groups: Indices, folds: int) -> Indices:
     """Return the fold of each image."""
     numbers = np.zeros(len(groups), np.int64)
-    for start, (ordered, _) in enumerate(_by_class(labels, keys, groups)):
+    for start, (ordered, _) in enumerate(_by_class(labels, keys, groups, "fold")):
         numbers[ordered] = (start + np.arange(len(ordered))) % folds
     return numbers[groups]
 
 
-def _by_class(labels: Labels, keys: Sequence[bytes], groups: Indices) -> list[tuple[Indices, npt.NDArray[np.float64]]]:
+def _by_class(
+    labels: Labels, keys: Sequence[bytes], groups: Indices, split: str
+) -> list[tuple[Indices, npt.NDArray[np.float64]]]:
     """Return for each class its groups in ascending u, and these numbers."""
     smallest: dict[int, bytes] = {}
     for key, group in zip(keys, groups.tolist(), strict=True):
         smallest[group] = min(key, smallest.get(group, key))
     rows = np.array(list(smallest), np.int64)
-    numbers = np.array([hash_key("split", key.hex()) for key in smallest.values()], np.float64) / 2.0**64
+    numbers = np.array([hash_key(split, key.hex()) for key in smallest.values()], np.float64) / 2.0**64
     found = []
     for label in np.unique(labels[rows]):
         inside = np.flatnonzero(labels[rows] == label)

@@ -1,3 +1,46 @@
-"""Train convolutional image classifiers: any device, any number format, any layout, always the same result."""
+"""Train convolutional image classifiers: any device, any number format, any layout, always the same result.
+
+    import convolve
+
+    run = convolve.train("mnist", "lenet5")
+    print(run.load().predict("digit.png").label)
+
+Every name is loaded on first use, so the import itself is fast and imports neither torch nor numpy. Type checkers and
+editors read `__init__.pyi`.
+"""
+
+from convolve import lazy
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "__version__",
+    *lazy.install(
+        __name__,
+        {
+            "convolve.api.callbacks": ("Callback",),
+            "convolve.api.classifier": ("Classifier", "Prediction", "load"),
+            "convolve.api.configs": ("config_schema", "config_values", "configs"),
+            "convolve.api.run": ("Checkpoint", "Run", "Stopped", "open", "report", "runs"),
+            "convolve.api.tools": ("align", "convert", "doctor", "plan", "serve"),
+            "convolve.api.training": ("prepare", "train"),
+            "convolve.config.schema": ("Config",),
+            "convolve.data": ("data",),
+            "convolve.engine.objective": ("Loss", "Metric"),
+            "convolve.errors": (
+                "CheckpointError",
+                "ConfigError",
+                "ConvolveError",
+                "DataError",
+                "DeviceError",
+                "DivergedError",
+                "ExtraError",
+                "GuaranteeWarning",
+                "NumericsError",
+                "ParallelError",
+            ),
+            "convolve.loggers.base": ("TrainRecord", "ValidationRecord"),
+            "convolve.models": ("models",),
+        },
+    ),
+]

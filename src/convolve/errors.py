@@ -34,7 +34,7 @@ class ConvolveError(Exception):
         super().__init__("\n".join(filter(None, (line, table))))
 
 
-class ConfigError(ConvolveError):
+class ConfigError(ConvolveError, ValueError):
     """An option, a config file or a combination of options breaks a rule."""
 
     exit_code = 2
@@ -74,13 +74,17 @@ class SandboxError(ConvolveError):
     """Untrusted input crashed the process that read it, or needed too much time or memory."""
 
 
-class ExtraError(ConvolveError):
+class ExtraError(ConvolveError, ImportError):
     """An optional extra is not installed."""
 
     exit_code = 2
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs the extra '{extra}'; install it with: pip install 'convolve[{extra}]'")
+
+
+class GuaranteeWarning(UserWarning):
+    """A guarantee, such as exact resuming, does not hold for this run. The message names it and the reason."""
 
 
 def to_one_line(message: object) -> str:

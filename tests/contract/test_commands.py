@@ -184,7 +184,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["train", "--config-path", "none.yml"], 2, "none.yml: cannot read"),
         (["train", "--epochs", "1", "--iterations", "1"], 2, "--epochs 1 with --iterations 1 (command line)"),
         (["validate", "nowhere"], 1, "nowhere: no such folder"),
-        (["restore", "nowhere"], 1, "nowhere: not a run folder"),
+        (["restore", "nowhere"], 1, "nowhere: no such folder"),
         (["restore", "x", "--epochs", "1", "--iterations", "2"], 2, "not allowed with argument --epochs"),
         (["predict", "nowhere", "x.png"], 1, "nowhere: no such folder"),
         (["describe", "lenet6"], 2, "model lenet6: unknown name"),

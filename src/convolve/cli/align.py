@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser, add_config_flags, read_config
 from convolve.cli.console import open_console, print_json, print_table
 from convolve.compat.options import translate
@@ -54,17 +54,14 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse(translate(argv))
     config = read_config(options)
 
-    device.prepare()
+    convolve.prepare()
     from convolve.alignment import align
 
     plan = align.AlignPlan(
         tuple(options.policies), options.seeds, options.walk_steps, options.tolerance, options.points
     )
     with open_console(options.json) as console:
-        if options.runs:
-            report = align.compare_runs(options.runs, plan, options.out)
-        else:
-            report = align.align(config, plan, options.out, console)
+        report = convolve.align(options.runs or config, plan, output=options.out, progress=console)
     _print_report(report)
     if options.json:
         candidates = [align.to_plain(candidate) for candidate in report.candidates]

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import open_console, print_json
 from convolve.compat.options import translate_program
@@ -14,12 +14,17 @@ from convolve.errors import ConfigError
 def run(argv: Sequence[str]) -> int:
     """Average checkpoints of a run into a new one."""
     options = _read_options(argv)
-    device.prepare()
-    from convolve.runs import average
-
-    recipe = average.AverageRecipe(options.mode, options.count, options.decay, options.discard_last, options.statistics)
+    convolve.prepare()
     with open_console(options.json) as console:
-        report = average.average(options.run, recipe, console, name=options.filename)
+        report = convolve.open(options.run).average(
+            options.mode,
+            count=options.count,
+            decay=options.decay,
+            discard_last=options.discard_last,
+            statistics=options.statistics,
+            filename=options.filename,
+            progress=console,
+        )
         if report.validation is not None:
             console.valid(report.validation)
     print(f"{report.path}: {len(report.checkpoints)} checkpoints, batch-norm statistics {report.statistics}")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from convolve import api
+import convolve
 from convolve.cli.command import Parser, format_value
 from convolve.cli.console import print_json, print_table
 
@@ -17,17 +17,17 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--schema", action="store_true", help="print a JSON schema of config files, for editors")
     options = parser.parse(argv)
     if options.schema:
-        print(json.dumps(api.json_schema(), indent=None if options.json else 2))
+        print(json.dumps(convolve.config_schema(), indent=None if options.json else 2))
         return 0
     if options.name:
-        values = api.show(options.name, options.config_path)
+        values = convolve.config_values(options.name, options.config_path)
         if options.json:
             print_json({item.option: {"value": item.value, "origin": item.origin} for item in values})
         else:
             rows = [(item.option, format_value(item.value), item.origin) for item in values]
             print_table(("option", "value", "from"), rows)
         return 0
-    configs = api.list_configs(options.config_path)
+    configs = convolve.configs(options.config_path)
     if options.json:
         print_json({"configs": configs})
     else:

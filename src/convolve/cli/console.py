@@ -2,8 +2,8 @@
 
 import json
 import math
+import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -11,116 +11,18 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from convolve.cli.streams import dropping_output, print_line
 from convolve.distributed.topology import is_rank_zero
-from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
+from convolve.loggers.streams import dropping_output, print_line
+from convolve.loggers.terminal import PlainConsole, TerminalConsole
 
 if TYPE_CHECKING:
+    from convolve.api.run import Run
     from convolve.runs.folds import FoldsReport
     from convolve.runs.results import TrainReport
 
-REFRESH_SECONDS = 0.1
-PLAIN_SECONDS = 2.0
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
 Result = TypeVar("Result")
-
-
-def format_start(run: RunInfo) -> str:
-    """Return the first line of a run."""
-    facts = run.facts
-    model, data = f"{facts['model']} ({facts['parameters']:,} parameters)", facts["dataset"]
-    if run.restored_step is None:
-        return f"Training {model} on {data}; run folder {run.folder}"
-    return f"Resuming {model} on {data} from step {run.restored_step}; run folder {run.folder}"
-
-
-class TerminalConsole:
-    """Progress bar with loss, accuracy, images/s and remaining time; validations are printed above it."""
-
-    def __init__(self) -> None:
-        self._console = RichConsole(file=sys.stdout, highlight=False, emoji=False)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            auto_refresh=False,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._refreshed = 0.0
-
-    def info(self, line: str) -> None:
-        with dropping_output():
-            self._console.print(line, markup=False)
-
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        now = time.perf_counter()
-        if now - self._refreshed < REFRESH_SECONDS and done != total:
-            return
-        self._refreshed = now
-        if what not in self._tasks:
-            for task in self._tasks.values():
-                self._progress.remove_task(task)
-            self._tasks = {what: self._progress.add_task(what, total=total, facts="")}
-            with dropping_output():
-                self._progress.start()
-        self._progress.update(self._tasks[what], completed=done, total=total)
-        with dropping_output():
-            self._progress.refresh()
-
-    def start(self, run: RunInfo) -> None:
-        self.info(format_start(run))
-
-    def train(self, record: TrainRecord) -> None:
-        counted = "" if record.loss is None else f"loss {record.loss:.4f}  accuracy {record.accuracy:.2%}  "
-        for task in self._tasks.values():
-            self._progress.update(task, facts=f"{counted}{record.images_per_second:,.0f} images/s")
-
-    def valid(self, record: ValidationRecord) -> None:
-        self.info(format_validation(record))
-
-    def event(self, kind: str, **facts: object) -> None:
-        pass  # events are written to the log files only
-
-    def close(self) -> None:
-        with dropping_output():
-            self._progress.stop()
-
-
-class PlainConsole:
-    """Plain lines for pipes, log files and `--json`; progress every few seconds, except for training, which logs."""
-
-    def __init__(self) -> None:
-        self._printed = time.perf_counter()
-
-    def info(self, line: str) -> None:
-        print_line(line)
-
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        now = time.perf_counter()
-        if what != "train" and now - self._printed > PLAIN_SECONDS:
-            self._printed = now
-            self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
-
-    def start(self, run: RunInfo) -> None:
-        self.info(format_start(run))
-
-    def train(self, record: TrainRecord) -> None:
-        self.info(format_train(record))
-
-    def valid(self, record: ValidationRecord) -> None:
-        self.info(format_validation(record))
-
-    def event(self, kind: str, **facts: object) -> None:
-        pass  # events are written to the log files only
-
-    def close(self) -> None:
-        pass
 
 
 @contextmanager
@@ -194,20 +96,55 @@ def format_bytes(count: float) -> str:
     raise AssertionError("the loop ends with GB")
 
 
-def finish_training(report: "TrainReport", as_json: bool) -> int:
-    """Print the result of a run on rank 0 and return the exit code: 128 + signal number if a signal stopped it."""
+def run_training(train: "Callable[[], Run]", as_json: bool) -> int:
+    """Train, print the result on rank 0 and return the exit code: 128 + signal number if a signal stopped the run."""
+    from convolve.api.run import Stopped
+
+    with _exit_on_signals():
+        try:
+            return finish_training(train().result, as_json)
+        except Stopped as stopped:
+            return finish_training(stopped.run.result, as_json)
+        except SystemExit as ended:
+            # The handler below raised it after the run was saved.
+            if not isinstance(ended.__cause__, Stopped):
+                raise
+            return finish_training(ended.__cause__.run.result, as_json)
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Inside the block, SIGTERM and SIGHUP end the process by an exception, so the result of a run can be printed."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {
+        number: signal.signal(number, leave) for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_DFL
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def finish_training(report: "TrainReport | None", as_json: bool) -> int:
+    """Print the result of a run on rank 0 and return the exit code."""
+    assert report is not None, "a run that was trained here has a result"
     stopped_by = report.stopped_by
     if is_rank_zero():
         if stopped_by is not None:
             resume = f"convolve restore {report.run_dir}"
-            print_line(f"Interrupted by {stopped_by.name} at step {report.steps}; resume with: {resume}")
+            reason = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
+            print_line(f"Interrupted by {reason} at step {report.steps}; resume with: {resume}")
         else:
             _print_report(report)
         if as_json:
             with dropping_output():
                 print_json(report)
                 sys.stdout.flush()
-    return 0 if stopped_by is None else 128 + int(stopped_by)
+    return 128 + int(stopped_by) if isinstance(stopped_by, signal.Signals) else 0
 
 
 def finish_folds(report: "FoldsReport", as_json: bool) -> int:
@@ -217,12 +154,13 @@ def finish_folds(report: "FoldsReport", as_json: bool) -> int:
         shown = "not validated" if run.test_accuracy is None else f"accuracy {run.test_accuracy:.2%}"
         print_line(f"fold {fold}: {shown}; run folder {run.run_dir}")
     if stopped_by is not None:
-        print_line(f"Interrupted by {stopped_by.name}; train the remaining folds with --fold")
+        reason = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
+        print_line(f"Interrupted by {reason}; train the remaining folds with --fold")
     elif report.mean is not None and report.deviation is not None:
         print_line(f"accuracy {report.mean:.2%} +/- {report.deviation:.2%} over {report.folds} folds")
     if as_json:
         print_json(report)
-    return 0 if stopped_by is None else 128 + int(stopped_by)
+    return 128 + int(stopped_by) if isinstance(stopped_by, signal.Signals) else 0
 
 
 def _print_report(report: "TrainReport") -> None:

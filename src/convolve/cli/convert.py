@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, print_result
 
@@ -17,10 +18,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("source", type=Path, help="file written by torch.save")
     parser.add_argument("target", type=Path, help="safetensors file to write")
     options = parser.parse(argv)
-
-    from convolve.checkpoint import convert
-
-    print_result(convert.convert(options.source, options.target), options.json, _print_report)
+    print_result(convolve.convert(options.source, options.target), options.json, _print_report)
     return 0
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, open_console, print_result, print_table
 
@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Check this machine."""
     options = Parser("doctor", "Check what works on this machine.").parse(argv)
-    device.prepare()
-    from convolve import doctor
-
+    convolve.prepare()
     with open_console(options.json) as console:
-        report = doctor.run(console)
+        report = convolve.doctor(progress=console)
     print_result(report, options.json, _print_report)
     return 0
 

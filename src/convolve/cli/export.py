@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, open_console, print_result
 
@@ -23,11 +23,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write [model.* in the run folder]")
     options = parser.parse(argv)
 
-    device.prepare()
-    from convolve.export import export
-
+    convolve.prepare()
     with open_console(options.json) as console:
-        report = export.export(options.run, options.format, console, output=options.output, int8=options.int8)
+        run = convolve.open(options.run)
+        report = run.export(options.format, output=options.output, int8=options.int8, progress=console)
     print_result(report, options.json, _print_report)
     return 0
 

@@ -6,9 +6,10 @@ from contextlib import suppress
 from importlib import import_module
 
 from convolve import __version__
-from convolve.cli.streams import drop_output, prepare_streams
+from convolve.api.session import in_command
 from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
+from convolve.loggers.streams import drop_output, prepare_streams
 
 COMMANDS = {
     "train": "train a model; without arguments, LeNet on MNIST",
@@ -30,7 +31,7 @@ COMMANDS = {
     "doctor": "check what works on this machine",
 }
 
-ALIASES = {"infer-bench": ("bench", "infer")}
+ALIASES = {"infer-bench": ("bench", "infer"), "resume": ("restore",)}
 
 
 def _usage() -> str:
@@ -60,7 +61,8 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise ConfigError(f"unknown command '{command}'; {suggest(command, COMMANDS)}")
-    code: int = import_module(f"convolve.cli.{command}").run(argv[1:])
+    with in_command():
+        code: int = import_module(f"convolve.cli.{command}").run(argv[1:])
     return code
 
 

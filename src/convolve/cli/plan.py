@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser, add_config_flags, read_config
 from convolve.cli.console import format_bytes, print_result, print_table
 from convolve.cli.describe import draw
@@ -28,12 +28,8 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse(translate(argv, reserved=("latency",)))
     config = read_config(options, options.name)
 
-    device.prepare()
-    from convolve.planning import plan
-
-    result, schedule = plan.plan(config, _read_hardware(options))
-    if options.timetable is not None:
-        plan.write_schedule(result, schedule, options.timetable)
+    convolve.prepare()
+    result = convolve.plan(config, _read_hardware(options), timetable=options.timetable)
     print_result(result, options.json, _print_plan)
     return 0
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import open_console, print_result
 
@@ -21,11 +21,9 @@ def run(argv: Sequence[str]) -> int:
     )
     options = parser.parse(argv)
 
-    device.prepare()
-    from convolve.runs import report
-
+    convolve.prepare()
     with open_console(options.json) as console:
-        result = report.report(options.runs, console, output=options.output)
+        result = convolve.report(*options.runs, output=options.output, progress=console)
     print_result(result, options.json, _print_report)
     return 0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser, add_section_flags, explicit_options, should_spawn, spawn_ranks
-from convolve.cli.console import finish_training, open_console
+from convolve.cli.console import open_console, run_training
 from convolve.compat.options import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.distributed.launch.local import follow_launcher
@@ -41,14 +41,11 @@ def run(argv: Sequence[str]) -> int:
     """Resume a run, extend a finished one, or continue in another layout."""
     options = read_options(argv)
     follow_launcher()
-    device.prepare()
-    from convolve.runs import session
-    from convolve.runs.folder import read_config
-
-    changes = read_changes(options)
-    config = changes.apply(read_config(options.run))
+    convolve.prepare()
+    run, changes = convolve.open(options.run), read_changes(options)
+    config = changes.apply(run.config)
     if should_spawn(config):
         return spawn_ranks(["restore", *argv], config)
+    given: Any = {"epochs": options.epochs, "iterations": options.iterations, **changes.parallel}
     with open_console(options.json) as console:
-        report = session.resume(options.run, console, changes)
-    return finish_training(report, options.json)
+        return run_training(lambda: run.resume(progress=console, **given), options.json)

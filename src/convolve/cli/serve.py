@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
-from convolve.cli.console import PlainConsole, print_result
+from convolve.cli.console import print_result
 from convolve.errors import ConfigError
+from convolve.loggers.terminal import PlainConsole
 
 if TYPE_CHECKING:
     from convolve.serving.server import ServerInfo
@@ -28,7 +29,7 @@ _NUMBERS: tuple[tuple[str, type, float | None, str], ...] = (
 def run(argv: Sequence[str]) -> int:
     """Serve trained models until a signal arrives."""
     options = _read_options(argv)
-    device.prepare()
+    convolve.prepare()
     from convolve.serving import server
 
     console = PlainConsole()
@@ -49,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     def on_start(info: "ServerInfo") -> None:
         print_result(info, options.json, lambda info: print(f"serving on {info.url}", flush=True))
 
-    stopped_by = server.serve(options.runs, serve_options, console, on_start)
+    stopped_by = convolve.serve(*options.runs, options=serve_options, on_start=on_start, progress=console)
     if stopped_by is not None and not options.json:
         print(f"stopped by {stopped_by.name}")
     return 0

@@ -3,9 +3,9 @@
 from argparse import Namespace
 from collections.abc import Sequence
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser, add_config_flags, model_in, read_config, should_spawn, spawn_ranks
-from convolve.cli.console import finish_folds, finish_training, open_console
+from convolve.cli.console import finish_folds, open_console, run_training
 from convolve.compat.options import translate
 from convolve.distributed.launch.local import follow_launcher
 
@@ -28,11 +28,10 @@ def run(argv: Sequence[str]) -> int:
         return spawn_ranks(["train", *argv], config)
 
     follow_launcher()
-    device.prepare()
-    from convolve.runs import folds, session
+    convolve.prepare()
+    from convolve.runs import folds
 
     with open_console(options.json) as console:
         if folds.is_cross_validation(config):
             return finish_folds(folds.train_folds(config, console), options.json)
-        report = session.train(config, console)
-    return finish_training(report, options.json)
+        return run_training(lambda: convolve.train(config=config, progress=console), options.json)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import open_console, print_json
 from convolve.compat.options import translate_program
@@ -23,13 +23,12 @@ def run(argv: Sequence[str]) -> int:
     if options.batch_size is not None and options.batch_size < 1:
         raise ConfigError(f"--batch-size {options.batch_size}: must be at least 1")
 
-    device.prepare()
-    from convolve.runs import validate
-
+    convolve.prepare()
     with open_console(options.json) as console:
-        records = validate.validate(
-            options.path, console, every=options.all, data_dir=options.data_dir, batch_size=options.batch_size
-        )
+        run = convolve.open(options.path)
+        validate = run.validate_all if options.all else run.validate
+        found = validate(options.data_dir, batch_size=options.batch_size, progress=console)
+    records = found if isinstance(found, list) else [found]
     if options.json:
         print_json({"validations": records})
     return 0

@@ -181,6 +181,18 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, n
     return config
 
 
+def read_config(source: str | Path, name: str | None, options: Mapping[str, Any]) -> Config:
+    """Return a named config, or one of a file; see `Config.read`."""
+    if isinstance(source, str):
+        return resolve(source, None, options).config
+    content = read_yaml(source)
+    if not any(isinstance(value, dict) for value in content.values()):
+        return _build_saved(content, str(source)).replace(**options)
+    if name is None and len(content) > 1:
+        raise ConfigError(f"{source}: has {len(content)} configs; name one of {', '.join(content)}")
+    return resolve(name or next(iter(content)), source, options).config
+
+
 def replace_options(config: Config, options: Mapping[str, Any]) -> Config:
     """Return a copy with these options changed, checked by every rule. An option unsets the one that it excludes."""
     values = config.values()

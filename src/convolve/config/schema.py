@@ -221,6 +221,7 @@ class RunConfig(Section):
     select_ema: bool = Field(
         False, description="with --ema-decay: a checkpoint provides the average if it validates better than the weights"
     )
+    strict: bool = Field(False, description="stop with an error, instead of a warning, if a guarantee does not hold")
 
 
 class LogConfig(Section):
@@ -267,6 +268,22 @@ class Config(BaseModel):
         if optim.rmsprop_base_decay_exp is not None:
             resolved["rmsprop_decay"] = 1 - 2**optim.rmsprop_base_decay_exp * self.global_batch_size
         return optim.model_copy(update=resolved)
+
+    @classmethod
+    def read(cls, source: str | Path, name: str | None = None, **options: Any) -> "Config":
+        """Return a named config, or one of a YAML file: the config of a run, or the one called `name`.
+
+        A `str` is the name of a shipped config, a `Path` a file. Options are set on top.
+        """
+        from convolve.config.loading import read_config
+
+        return read_config(source, name, options)
+
+    def dump(self) -> str:
+        """Return the config as YAML text, which `read` accepts as a file."""
+        from convolve.config.loading import dump
+
+        return dump(self)
 
     def replace(self, **options: Any) -> "Config":
         """Return a copy with these options changed, checked by every rule."""

@@ -9,6 +9,7 @@ epoch, so a number of steps is an exact number of samples.
 """
 
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,10 +28,16 @@ DEFAULT_EPOCHS = 5.0
 
 
 class StopRequest:
-    """The signal that requested a stop, if there was one."""
+    """The signal or the reason that requested a stop, if there was one. May be set from any thread."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.reason: str | None = None
+
+    @property
+    def requested(self) -> bool:
+        """True once the run must stop after the current step."""
+        return self.signal is not None or self.reason is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal; the second one ends the process immediately, except SIGHUP, which often comes twice."""
@@ -41,10 +48,14 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Inside the block, signals set the request instead of ending the process; `nohup` still ignores SIGHUP."""
-    request = StopRequest()
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+def stop_on_signals(request: StopRequest | None = None) -> Iterator[StopRequest]:
+    """Inside the block, signals set the request instead of ending the process; `nohup` still ignores SIGHUP.
+
+    Only the main thread can handle signals. In another one, the block handles none.
+    """
+    request = request or StopRequest()
+    in_main = threading.current_thread() is threading.main_thread()
+    handled = [number for number in SIGNALS if in_main and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, request) for number in handled}
     try:
         yield request
@@ -120,7 +131,7 @@ def fit(
             break
         before = state.samples
         collectives.positions.step = state.step + 1
-        stopped = stop.signal is not None
+        stopped = stop.requested
         stop_votes = train_step(state, batch, parts, stop=stopped)
         if collectives.topology.world > 1:
             stopped = bool(collectives.sum_over_stages(stop_votes) > 0)

@@ -30,8 +30,13 @@ class Loss(Protocol):
 class Metric(Protocol):
     """A metric as sums over samples, which are added over batches and processes."""
 
-    name: str
-    higher_is_better: bool
+    @property
+    def name(self) -> str:
+        """Name of the column in tables and records."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger value is better."""
 
     def update(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
         """Return sums over these samples as a vector, always of the same length."""

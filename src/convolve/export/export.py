@@ -14,6 +14,7 @@ import torch
 from convolve import device
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.data.build import DataModule
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.export.formats import (
     FORMATS,
@@ -69,13 +70,24 @@ class ExportReport:
     int8_accuracy: float | None = None
     test_samples: int = 0
 
+    def __fspath__(self) -> str:
+        return str(self.path)
 
-def export(path: Path, name: str, console: Console, *, output: Path | None = None, int8: bool = False) -> ExportReport:
+
+def export(
+    path: Path,
+    name: str,
+    console: Console,
+    *,
+    output: Path | None = None,
+    int8: bool = False,
+    user: UserCode = NO_USER_CODE,
+) -> ExportReport:
     """Export a checkpoint, or the best checkpoint of a run, in the named format."""
     start = time.perf_counter()
     name = _check_format(name, int8, output)
     checkpoint = choose_checkpoint(path)
-    trained = load_trained(checkpoint, device_name="cpu")
+    trained = load_trained(checkpoint, device_name="cpu", user=user)
     device.configure(trained.config.run.threads)
     target = output or _default_target(checkpoint, name, int8)
     console.info(f"Exporting {trained.config.model.model} of {checkpoint} as {name}{' (int8)' if int8 else ''}")

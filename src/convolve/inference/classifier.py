@@ -17,6 +17,7 @@ from convolve import device
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.data.dataset import Images
 from convolve.data.image_io import read_image
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError, ConvolveError, DataError
 from convolve.files import write_file
 from convolve.inference.gradcam import Heatmaps, grad_cam, overlay_png
@@ -40,9 +41,16 @@ class Classifier:
     model: Network
 
     @classmethod
-    def load(cls, checkpoint: Path, threads: int | None = None) -> "Classifier":
+    def load(
+        cls,
+        checkpoint: Path,
+        threads: int | None = None,
+        *,
+        device_name: str | None = None,
+        user: UserCode = NO_USER_CODE,
+    ) -> "Classifier":
         """Load a checkpoint folder on the device of its config, fold its batch norms and set the CPU threads."""
-        trained = load_trained(checkpoint)
+        trained = load_trained(checkpoint, device_name=device_name, user=user)
         device.configure(threads or trained.config.run.threads)
         return cls(checkpoint.name, metadata_of(trained), fold_batch_norms(trained.model))
 

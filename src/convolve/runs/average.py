@@ -68,6 +68,9 @@ class AverageReport:
     statistics: str
     validation: ValidationRecord | None
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
 
 def average(
     folder: Path,

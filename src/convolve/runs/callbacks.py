@@ -65,7 +65,7 @@ def _validate(session: Session) -> ValidateCallback:
 def _save(session: Session, stopping: dict[str, EarlyStopCallback]) -> SaveCallback:
     def extra() -> dict[str, Any]:
         states = {name: callback.state_dict() for name, callback in stopping.items()}
-        return {**states, "elapsed_seconds": session.elapsed_seconds()}
+        return {**states, "elapsed_seconds": session.elapsed_seconds(), **session.hooks.state()}
 
     return SaveCallback(
         trigger=save_trigger(session.config, session.span.epoch, session.span.total),

@@ -62,7 +62,7 @@ class RunOutputs:
         """Log to the console and the files of the config inside the block."""
         metrics = [metric.name for metric in self.user.metrics]
         with open_loggers(self.config.log, self.folder, self.config.run.seed, metrics) as files:
-            self.logger = LoggerGroup([console, files])
+            self.logger = LoggerGroup([files, console])
             yield
 
     def open_saver(self) -> Saver:

@@ -13,6 +13,7 @@ from convolve import __version__, device
 from convolve.checkpoint.store import choose_checkpoint, load
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
+from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.files import open_run_file, read_run_file, write_file
 from convolve.loggers.base import Console, timestamp
@@ -46,6 +47,9 @@ class ReportResult:
     path: Path
     runs: list[RunFigures]
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
 
 def collect_predictions(
     model: Network, data: DataModule, what: str, execution: Execution | None = None
@@ -71,8 +75,10 @@ def write_training_report(
     return _write(report_path(folder), [_collect(folder, predictions, _environment())])
 
 
-def report(folders: Sequence[Path], console: Console, *, output: Path | None = None) -> ReportResult:
-    """Write the report of the best checkpoint of each run, several side by side."""
+def report(
+    folders: Sequence[Path], console: Console, *, output: Path | None = None, users: Sequence[UserCode] = ()
+) -> ReportResult:
+    """Write the report of the best checkpoint of each run, several side by side; `users` is the code of each."""
     reports = []
     for number, folder in enumerate(folders):
         console.progress("report", number, len(folders))
@@ -80,7 +86,8 @@ def report(folders: Sequence[Path], console: Console, *, output: Path | None = N
             raise CheckpointError(
                 f"{folder}: not a run folder ({CONFIG_FILE} is missing); give a run of `convolve train`"
             )
-        trained = load_trained(choose_checkpoint(folder))
+        user = users[number] if users else NO_USER_CODE
+        trained = load_trained(choose_checkpoint(folder), user=user)
         device.configure(trained.config.run.threads)
         predictions = collect_predictions(
             trained.model, open_run_data(trained, console), f"checkpoint {trained.path.name}"

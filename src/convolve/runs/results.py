@@ -28,7 +28,7 @@ class TrainReport:
     steps: int
     final_loss: float | None
     dataset: str
-    stopped_by: signal.Signals | None = None
+    stopped_by: signal.Signals | str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     split: str = "test"
 

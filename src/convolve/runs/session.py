@@ -4,6 +4,7 @@ import math
 import platform
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from convolve.engine.build import (
     run_span,
 )
 from convolve.engine.callbacks import LogCallback, evaluate_state, log_trigger
-from convolve.engine.loop import StepEvent, fit, stop_on_signals
+from convolve.engine.loop import StepEvent, StopRequest, fit, stop_on_signals
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts
@@ -59,6 +60,14 @@ from convolve.runs.summary import case_name
 DATA_BOUND_FRACTION = 0.25
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What the caller of a run holds on to: a request to stop it, and values that every checkpoint stores."""
+
+    stop: StopRequest = field(default_factory=StopRequest)
+    state: Callable[[], dict[str, Any]] = dict
+
+
 @dataclass(kw_only=True)
 class Session:
     """One run in one process: its data, state and step, and where its output goes."""
@@ -76,6 +85,7 @@ class Session:
     parameters: int
     started: float
     user: UserCode = NO_USER_CODE
+    hooks: Hooks = field(default_factory=Hooks)
     best: EvalResult | None = None
     early_stop: dict[str, Any] = field(default_factory=dict)
     stopped_early: str | None = None
@@ -126,10 +136,10 @@ class Session:
         shard = ReplicaShard(self.collectives.topology.replica, self.collectives.topology.replicas)
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = self.loader.step_batches(config.run.seed, state.samples, *sizes, shard)
-        with stop_on_signals() as stop:
+        with stop_on_signals(self.hooks.stop) as stop:
             event = fit(state, batches, parts, build_callbacks(self, log), total=self._end(), stop=stop, timer=timer)
         weights = self._gather_weights()
-        stopped_by = stop.signal or (signal.SIGTERM if event and event.stopped else None)
+        stopped_by = stop.signal or stop.reason or (signal.SIGTERM if event and event.stopped else None)
         result = None if stopped_by else self._test_result(event)
         if config.run.checkpoints and stopped_by is None:
             self.outputs.average_checkpoints(self.data)
@@ -221,9 +231,10 @@ class Session:
         return model, match_training_numerics(self.config, model, self.data.device)
 
     def _report(
-        self, timer: Timer, result: EvalResult | None, final_loss: float, stopped_by: signal.Signals | None
+        self, timer: Timer, result: EvalResult | None, final_loss: float, stopped_by: signal.Signals | str | None
     ) -> TrainReport:
-        self.outputs.emit("end", status="success" if stopped_by is None else "aborted")
+        name = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
+        self.outputs.emit("end", status="success" if stopped_by is None else "aborted", stopped_by=name)
         measured = timer.measured
         return TrainReport(
             run_dir=self.outputs.folder,
@@ -328,7 +339,7 @@ def open_session(
     )
 
 
-def train(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> TrainReport:
+def train(config: Config, console: Console, user: UserCode = NO_USER_CODE, hooks: Hooks | None = None) -> TrainReport:
     """Train a config from the start in a new run folder."""
     device.configure(config.run.threads)
     if user.module is None:
@@ -342,11 +353,17 @@ def train(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> Tr
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
         with lock_run(folder, collectives):
-            return open_session(config, folder, console, collectives, user).run()
+            session = open_session(config, folder, console, collectives, user)
+            session.hooks = hooks or session.hooks
+            return session.run()
 
 
 def resume(
-    folder: Path, console: Console, changes: Changes | None = None, user: UserCode = NO_USER_CODE
+    folder: Path,
+    console: Console,
+    changes: Changes | None = None,
+    user: UserCode = NO_USER_CODE,
+    hooks: Hooks | None = None,
 ) -> TrainReport:
     """Continue a run from its newest intact checkpoint, with changes of length or layout."""
     config = (changes or Changes()).apply(read_config(folder))
@@ -355,5 +372,6 @@ def resume(
         require_same_start(collectives, config)
         with lock_run(folder, collectives):
             session = open_session(config, folder, rank_zero_console(collectives, console), collectives, user)
+            session.hooks = hooks or session.hooks
             session.restore()
             return session.run()

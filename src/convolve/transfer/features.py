@@ -104,7 +104,7 @@ class FeatureExtractor:
         self._progress(task, len(rows), len(rows))
 
     def _finish(self, rows: Indices, fetch: PendingPixels) -> tuple[Indices, FeatureArray]:
-        pixels, kept = fetch()
+        pixels, kept, _ = fetch()
         with torch.inference_mode():
             values = [self._run_pass(part) for part in torch.split(pixels, PASS)]
         return rows[kept], torch.cat(values).numpy() if values else np.empty((0, self.width), np.float32)

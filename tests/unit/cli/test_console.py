@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from convolve.cli.console import (
-    PlainConsole,
-    TerminalConsole,
     finish_training,
     format_bytes,
-    format_start,
     open_console,
     print_json,
     print_result,
@@ -23,6 +20,7 @@ from convolve.cli.console import (
 )
 from convolve.cli.describe import draw
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.terminal import PlainConsole, TerminalConsole, format_start
 from convolve.runs.results import TrainReport
 
 RUN = RunInfo("x", Path("runs/x"), facts={"model": "lenet5", "parameters": 61706, "dataset": "digits"})

@@ -5,7 +5,7 @@ A sample depends only on (seed, epoch, sample) and the image, so the number of t
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor
 from convolve.data.dataset import Images, Labels
 from convolve.data.image_io import Box, center_box
 from convolve.data.loader.decoder import Decoder
+from convolve.data.loader.loader import Fetched, PendingPixels
 from convolve.data.transforms.augment import NO_AUGMENT, NUMBERS, Augment, draw_box, draw_box_on
 from convolve.data.transforms.normalize import Transform, fit_channels
 from convolve.errors import DataError
@@ -116,7 +117,7 @@ class DecodingFetcher:
         self._lock = threading.Lock()
         self._bad_rows: set[int] = set()
 
-    def start(self, rows: Indices, rng: SampleRNG | None) -> Callable[[], tuple[Tensor, Indices]]:
+    def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
         """Submit the images to the threads; without threads, they are decoded when the returned function is called."""
         height, width = self._transform.height, self._transform.width
         with torch.inference_mode(False):  # the threads write to it, and they are never in that mode
@@ -136,7 +137,7 @@ class DecodingFetcher:
             return lambda: self._finish(rows, rng, pixels, [decode(chunk) for chunk in chunks])
         pending: list[Future[list[int]]] = [self._pool.submit(decode, chunk) for chunk in chunks]
 
-        def fetch() -> tuple[Tensor, Indices]:
+        def fetch() -> Fetched:
             wait(pending)  # wake up once for all of them: each wake-up would disturb the threads
             return self._finish(rows, rng, pixels, [future.result() for future in pending])
 
@@ -183,13 +184,11 @@ class DecodingFetcher:
             self._bad_rows.add(row)
             self.skipped.append(str(error))
 
-    def _finish(
-        self, rows: Indices, rng: SampleRNG | None, pixels: Tensor, decoded: list[list[int]]
-    ) -> tuple[Tensor, Indices]:
+    def _finish(self, rows: Indices, rng: SampleRNG | None, pixels: Tensor, decoded: list[list[int]]) -> Fetched:
         kept = np.array([position for chunk in decoded for position in chunk], np.int64)
         if len(kept) < len(rows):
             pixels = pixels.index_select(0, torch.from_numpy(kept))
         if rng is not None:
             pixels = self._augment.colors(pixels, rows[kept], rng)
             pixels = self._augment.cut(pixels, rows[kept], rng, self._fill)
-        return pixels, kept
+        return Fetched(pixels, kept)

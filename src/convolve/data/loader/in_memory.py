@@ -1,6 +1,5 @@
 """Images in memory: a batch is one gather and a few operations on all of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch.nn import functional
 
 from convolve.data.dataset import Images, Labels
 from convolve.data.loader.decoding import DecodingOptions
+from convolve.data.loader.loader import Fetched, PendingPixels
 from convolve.data.transforms.augment import NUMBERS, Augment, crop_and_resize, crop_padded, flip_images, pad_images
 from convolve.data.transforms.normalize import Transform, fit_channels
 from convolve.errors import DataError
@@ -103,14 +103,15 @@ class InMemoryFetcher:
             else self._images
         )
 
-    def start(self, rows: Indices, rng: SampleRNG | None) -> Callable[[], tuple[Tensor, Indices]]:
-        return lambda: (self.fetch(rows, rng), np.arange(len(rows)))
+    def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
+        return lambda: Fetched(self.fetch(rows, rng), np.arange(len(rows)))
 
-    def fetch(self, rows: Indices, rng: SampleRNG | None) -> Tensor:
-        """Return the pixels of the samples in `rows`."""
+    def fetch(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> Tensor:
+        """Return the pixels of the samples in `rows`; `keys` are the sample numbers of the augmentation [rows]."""
         selected = torch.from_numpy(rows).to(self._device)
         if rng is None:
             return self._resize(self._images.index_select(0, selected))
+        rows = rows if keys is None else keys
         pixels = self._crop(selected, rows, rng)
         augment = self._augment
         if augment.flip != "none":

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,17 @@ from convolve.data.transforms.mixup import NO_MIXING, MixPlan, MixPlanner
 from convolve.data.transforms.normalize import Transform
 from convolve.rng import Indices, SampleRNG, epoch_permutation
 
-PendingPixels = Callable[[], tuple[Tensor, Indices]]
+
+class Fetched(NamedTuple):
+    """Pixels [N, H, W, C] of the samples that could be read, their positions among those requested, and their labels
+    if a reader knows them only now."""
+
+    pixels: Tensor
+    kept: Indices
+    labels: Tensor | None = None
+
+
+PendingPixels = Callable[[], Fetched]
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,7 @@ class Fetcher(Protocol):
     skipped: list[str]
 
     def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
-        """Start to fetch samples, augmented if `rng` is given. The returned function waits for them and returns pixels
-        [N, H, W, C] and the positions in `rows` of those that could be read."""
+        """Start to fetch samples, augmented if `rng` is given. The returned function waits for them."""
 
 
 class Loader:
@@ -173,9 +182,9 @@ class Loader:
     def _mix(self, step: "_PendingStep", pending: "_PendingMicroBatch") -> MicroBatch:
         """Finish one micro batch: its samples come first among the fetched ones, their mixing partners after them."""
         positions, fetched = pending.positions, pending.fetched
-        pixels, kept = pending.pixels()
+        pixels, kept, labels = pending.pixels()
         images = self._normalize(pixels)
-        labels = self._labels_of(step.rows[fetched[kept]])
+        labels = self._labels_of(step.rows[fetched[kept]], labels)
         if len(kept) < len(fetched):  # one could not be read: train on this micro batch unmixed
             count = int((kept < len(positions)).sum())
             return MicroBatch(images[:count], labels[:count], int(positions[0]), number=pending.number)
@@ -183,14 +192,16 @@ class Loader:
         return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets, pending.number)
 
     def _plain(self, rows: Indices, fetch: PendingPixels) -> MicroBatch:
-        pixels, kept = fetch()
-        labels = self._labels_of(rows[kept])
+        pixels, kept, labels = fetch()
+        labels = self._labels_of(rows[kept], labels)
         return MicroBatch(self._normalize(pixels), labels, 0)
 
     def _normalize(self, pixels: Tensor) -> Tensor:
         return self._transform(pixels.to(self._site)).to(self._device)
 
-    def _labels_of(self, rows: Indices) -> Tensor:
+    def _labels_of(self, rows: Indices, known: Tensor | None) -> Tensor:
+        if known is not None:
+            return known.to(self._device)
         return self._labels.index_select(0, torch.from_numpy(rows).to(self._device))
 
 

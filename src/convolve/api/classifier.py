@@ -1,0 +1,247 @@
+"""`Classifier`: a trained model that classifies images, from a run, a checkpoint or an exported file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from convolve.api.run import Run
+from convolve.api.run import open as open_run
+from convolve.api.session import session
+from convolve.data.image_io import decode_image, read_image
+from convolve.errors import CheckpointError, ConfigError, DataError
+from convolve.inference import classifier as inference
+from convolve.inference.preprocess import preprocess
+from convolve.run_files import MANIFEST_FILE
+
+if TYPE_CHECKING:
+    from convolve.api.user_code import ModelLike
+    from convolve.inference.metadata import ModelMetadata
+
+Pixels = npt.NDArray[np.uint8]
+ImageInput: TypeAlias = "str | Path | bytes | Image.Image | Pixels | Tensor"
+"""A file, the bytes of one, a PIL image, or pixels: uint8, [H, W] or [H, W, C]."""
+BATCH_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction for one image. `top` are the likeliest classes with their probabilities.
+
+    `source` names the image. `error` is the reason why an image could not be read; then there is no label.
+    """
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    source: str
+    error: str | None = None
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{escape(label)}</td><td>{value:.1%}</td></tr>" for label, value in self.top)
+        return f"<table><caption>{escape(self.source)}</caption>{rows or escape(self.error or '')}</table>"
+
+
+class Classifier:
+    """A trained model at the time it was loaded. Any number of threads may share it: nothing changes it."""
+
+    def __init__(
+        self,
+        source: Path,
+        metadata: ModelMetadata,
+        probabilities: Callable[[Pixels], npt.NDArray[np.float32]],
+        model: inference.Classifier | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.source = source
+        self.classes = metadata.classes
+        self.input_shape = metadata.transform.shape
+        self.version = source.name
+        self._metadata = metadata
+        self._classify = probabilities
+        self._model = model
+        self._options = options or {}
+        self._sha256 = _hash(source)
+
+    def __repr__(self) -> str:
+        return f"Classifier({str(self.source)!r}, {len(self.classes)} classes)"
+
+    def __reduce__(self) -> tuple[Callable[..., Classifier], tuple[Any, ...]]:
+        return _reload, (str(self.source), self._sha256, self._options)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model in evaluation mode, with batch norms folded; maps normalized images to logits."""
+        return self._torch().model
+
+    def predict(self, image: ImageInput, *, top: int = 5, invert: bool | None = None) -> Prediction:
+        """Classify one image. `invert`: for digits, True if the ink is darker than the paper [detected]."""
+        return self.predict_many([image], top=top, invert=invert)[0]
+
+    def predict_many(
+        self,
+        images: str | Path | Iterable[ImageInput],
+        *,
+        top: int = 5,
+        invert: bool | None = None,
+        batch_size: int = BATCH_SIZE,
+        bad: Literal["error", "skip"] = "error",
+    ) -> list[Prediction]:
+        """Classify images in batches, in order; a `str` or `Path` is a file, or a folder of them.
+
+        Args:
+            bad: raise for an image that cannot be read, or give it a prediction with `error` and no label.
+        """
+        if top < 1 or batch_size < 1:
+            raise ConfigError(f"top={top}, batch_size={batch_size}: must be at least 1")
+        items: list[ImageInput] = (
+            [*inference.list_images([Path(images)])] if isinstance(images, str | Path) else list(images)
+        )
+        predictions: list[Prediction] = []
+        for start in range(0, len(items), batch_size):
+            predictions += self._predict_batch(items[start : start + batch_size], start, (top, invert, bad == "skip"))
+        return predictions
+
+    def _predict_batch(
+        self, images: list[ImageInput], first: int, options: tuple[int, bool | None, bool]
+    ) -> list[Prediction]:
+        top, invert, skip = options
+        found: list[Prediction] = []
+        inputs: list[Pixels] = []
+        for number, image in enumerate(images, first):
+            name, error = _name(image, number), None
+            try:
+                inputs.append(preprocess(self._decode(image, name), self._metadata.input_spec, invert))
+            except DataError as problem:
+                if not skip:
+                    raise
+                error = str(problem)
+            found.append(Prediction("", 0.0, (), name, error))
+        rows = iter([*self.probabilities(np.stack(inputs))] if inputs else [])
+        return [item if item.error else self._rank(item, next(rows), top) for item in found]
+
+    def _rank(self, item: Prediction, row: npt.NDArray[np.float32], top: int) -> Prediction:
+        ranked = tuple(inference.rank_classes(row, self.classes).items())[:top]
+        return replace(item, label=ranked[0][0], probability=ranked[0][1], top=ranked)
+
+    def probabilities(self, pixels: Pixels | Tensor) -> npt.NDArray[np.float32]:
+        """Return probabilities [N, classes] of pixels [N, H, W, C], uint8, already in the size of the input."""
+        channels, height, width = self.input_shape
+        values = np.asarray(pixels)
+        if values.dtype != np.uint8 or values.shape[1:] != (height, width, channels):
+            raise DataError(
+                f"pixels: {values.dtype} {list(values.shape)}; give uint8 [N, {height}, {width}, {channels}]"
+            )
+        return self._classify(np.ascontiguousarray(values))
+
+    def explain(self, image: ImageInput, *, invert: bool | None = None) -> Image.Image:
+        """Return the input image with a Grad-CAM heat map of the predicted class."""
+        from convolve.inference.gradcam import overlay_png
+
+        model = self._torch()
+        pixels = preprocess(self._decode(image, _name(image, 0)), self._metadata.input_spec, invert)
+        label = self.probabilities(pixels[None]).argmax(axis=1)
+        heatmap = model.explain(pixels[None], label)[0]
+        return Image.open(io.BytesIO(overlay_png(pixels, heatmap)))
+
+    def _torch(self) -> inference.Classifier:
+        if self._model is None:
+            raise ConfigError(f"{self.source}: an exported file has no layers to look into; load the run instead")
+        return self._model
+
+    def _decode(self, image: ImageInput, name: str) -> Pixels:
+        channels = self._metadata.input_spec.channels
+        if isinstance(image, str | Path):
+            return read_image(Path(image), channels=channels)
+        if isinstance(image, bytes):
+            return decode_image(image, name, channels=channels)
+        if isinstance(image, Image.Image):
+            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+        else:
+            pixels = image.cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or 0 in pixels.shape:
+            raise DataError(f"{name}: {pixels.dtype} {list(pixels.shape)}; give uint8 pixels [H, W] or [H, W, C]")
+        if pixels.shape[2] == channels:
+            return pixels
+        if {pixels.shape[2], channels} == {1, 3}:
+            mode = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+            converted = np.array(mode.convert("L" if channels == 1 else "RGB"))
+            return converted[..., None] if channels == 1 else converted
+        raise DataError(f"{name}: {pixels.shape[2]} channels; the model takes {channels}")
+
+
+def load(
+    source: str | Path | os.PathLike[str] | Run,
+    *,
+    checkpoint: str = "best",
+    model: ModelLike | None = None,
+    device: str = "auto",
+) -> Classifier:
+    """Return a classifier from a run, a checkpoint folder, or an exported file (.onnx or .pt2).
+
+    Args:
+        checkpoint: of a run: best, newest, or the name of a checkpoint or average.
+        model: your module again, if the run was trained with one.
+    """
+    if isinstance(source, Run):
+        return load_run(source if model is None else open_run(source.path, model=model), checkpoint, device)
+    path = Path(source)
+    if path.suffix in (".onnx", ".pt2") and path.is_file():
+        return _load_export(path)
+    return load_run(open_run(path, model=model), checkpoint, device)
+
+
+def load_run(run: Run, checkpoint: str, device: str) -> Classifier:
+    """Return the classifier of a checkpoint of a run."""
+    with session():
+        folder = run.checkpoint(checkpoint).path
+        name = None if device == "auto" else device
+        model = inference.Classifier.load(folder, device_name=name, user=run._with())
+        return Classifier(folder, model.metadata, model.classify, model, {"device": device})
+
+
+def _load_export(path: Path) -> Classifier:
+    from convolve.export.formats import open_export
+
+    with session():
+        predictor, metadata = open_export(path.suffix[1:], path)
+
+        def classify(pixels: Pixels) -> npt.NDArray[np.float32]:
+            with torch.inference_mode():
+                logits = torch.from_numpy(np.asarray(predictor(pixels)))
+                return np.asarray(logits.float().softmax(dim=1), np.float32)
+
+        return Classifier(path.absolute(), metadata, classify)
+
+
+def _reload(source: str, sha256: str, options: dict[str, Any]) -> Classifier:
+    """Load a pickled classifier again from where it came from."""
+    if _hash(Path(source)) != sha256:
+        raise CheckpointError(f"{source}: changed since the classifier was pickled; load it again")
+    return load(source, **options)
+
+
+def _hash(source: Path) -> str:
+    file = source / MANIFEST_FILE if source.is_dir() else source
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot read ({error.strerror}); load the model again") from None
+
+
+def _name(image: ImageInput, number: int) -> str:
+    return str(image) if isinstance(image, str | Path) else f"image {number}"

@@ -1,0 +1,97 @@
+"""Functions of the commands plan, align, doctor, convert and serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convolve.api.progress import open_progress
+from convolve.api.session import session
+from convolve.config.schema import Config
+from convolve.loggers.base import Console
+
+if TYPE_CHECKING:
+    import signal
+
+    from convolve.alignment.align import AlignPlan, AlignReport
+    from convolve.checkpoint.convert import ConvertReport
+    from convolve.doctor import DoctorReport
+    from convolve.planning.plan import Hardware, Plan
+    from convolve.serving.server import ServeOptions, ServerInfo
+
+
+def plan(config: str | Path | Config, hardware: Hardware | None = None, *, timetable: str | Path | None = None) -> Plan:
+    """Estimate memory, pipeline schedule and speed of a run without the hardware.
+
+    Args:
+        hardware: hosts and devices, a `convolve.planning.plan.Hardware` [this host].
+        timetable: SVG file for a drawing of one step.
+    """
+    with session():
+        from convolve.planning import plan as planning
+
+        resolved = config if isinstance(config, Config) else Config.read(config)
+        result, schedule = planning.plan(resolved, hardware or planning.Hardware())
+        if timetable is not None:
+            planning.write_schedule(result, schedule, Path(timetable))
+        return result
+
+
+def align(
+    config: str | Path | Config | Sequence[Path],
+    comparison: AlignPlan | None = None,
+    *,
+    output: str | Path = "align",
+    progress: bool | Console | None = None,
+) -> AlignReport:
+    """Train one config in several number formats, or compare finished runs, and find where and why they diverge.
+
+    Args:
+        config: a config, or the folders of finished runs.
+        comparison: policies, seeds and tolerances, a `convolve.alignment.align.AlignPlan`.
+        output: folder of the report.
+    """
+    with session(), open_progress(progress) as console:
+        from convolve.alignment import align as alignment
+
+        chosen = comparison or alignment.AlignPlan()
+        if isinstance(config, str | Path):
+            config = Config.read(config)
+        if isinstance(config, Config):
+            return alignment.align(config, chosen, Path(output), console)
+        return alignment.compare_runs(list(config), chosen, Path(output))
+
+
+def doctor(*, progress: bool | Console | None = False) -> DoctorReport:
+    """Check what works on this machine."""
+    with session(), open_progress(progress) as console:
+        from convolve.doctor import run
+
+        return run(console)
+
+
+def convert(source: str | Path, target: str | Path) -> ConvertReport:
+    """Convert a pickled state dict of another library to a safetensors file, in a sandbox."""
+    from convolve.checkpoint.convert import convert as convert_file
+
+    return convert_file(Path(source), Path(target))
+
+
+def serve(
+    *runs: str | Path,
+    options: ServeOptions | None = None,
+    on_start: Callable[[ServerInfo], object] = lambda info: None,
+    progress: bool | Console | None = None,
+) -> signal.Signals | None:
+    """Serve trained models over HTTP until a signal arrives, and return it.
+
+    Args:
+        runs: run folders, each as `RUN` or `NAME=RUN`.
+        options: address, limits and token, a `convolve.serving.server.ServeOptions`.
+        on_start: receives the address once the server listens.
+    """
+    with session(), open_progress(progress) as console:
+        from convolve.serving import server
+
+        return server.serve([str(run) for run in runs], options or server.ServeOptions(), console, on_start)

@@ -1,0 +1,223 @@
+"""`train`: one function for named and own models and data; `Run.resume` continues what it started."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convolve.api.callbacks import Callback, CallbackConsole
+from convolve.api.progress import open_progress
+from convolve.api.run import Run, Stopped
+from convolve.api.session import session, training
+from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source, locate, read_user_code
+from convolve.config.loading import field_name, resolve
+from convolve.config.schema import SECTION_OF, Config
+from convolve.errors import ConfigError, GuaranteeWarning, suggest
+from convolve.loggers.base import Console
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from convolve.api.options import Options
+    from convolve.engine.loop import StopRequest
+    from convolve.engine.user_code import UserCode
+    from convolve.runs.results import TrainReport
+
+DEFAULT_CONFIG = "lenet-mnist"
+TrainFn = Callable[["CallbackConsole", "StopRequest"], "TrainReport"]
+
+
+def prepare() -> None:
+    """Configure oneDNN and malloc for this process as the command does. Call before torch is imported.
+
+    Small models train faster afterwards, with the same bits. No other call changes these settings.
+    """
+    from convolve import device
+
+    device.prepare()
+
+
+def train(
+    data: Source | None = None,
+    model: ModelLike | None = None,
+    *,
+    config: str | Path | Config | None = None,
+    loss: LossLike | None = None,
+    metrics: Sequence[MetricLike] | bool = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | Console | None = None,
+    **options: Unpack[Options],
+) -> Run:
+    """Train a model from the start in a new run folder, and return the handle of the folder.
+
+    Without arguments, LeNet on MNIST, as `convolve train`.
+
+    Args:
+        data: name of a data set, or a folder (a `Path`, or a `str` that is no name); or a data set object with
+            `__len__` and `__getitem__` or `sample(index, rng)`, or a pair of them for training and testing.
+        model: name of a model; or a module, or a class or function that makes one.
+        config: name of a config to start from, a YAML file, or a `Config`.
+        loss: function of outputs and targets that returns one value per sample [cross-entropy].
+        metrics: metrics besides loss and accuracy; False computes none during training, for speed.
+        callbacks: observers of the run.
+        progress: True or False; None shows progress on a terminal and in a notebook.
+        options: every option of the command line, with underscores: `epochs=3, batch_size=64`.
+
+    Raises:
+        Stopped: after Ctrl-C. A checkpoint was saved, and `Stopped.run` can be resumed.
+    """
+    given: dict[str, Any] = dict(options)
+    if isinstance(metrics, bool):
+        given["metrics"], metrics = metrics, ()
+    with session(), training(), open_progress(progress) as console:
+        from convolve.engine.user_code import NO_USER_CODE
+        from convolve.runs import session as runs
+
+        user = read_user_code(data, model, loss, metrics, base=NO_USER_CODE)
+        resolved = complete_config(read_config(data, model, config, given), user)
+        check_data(resolved, user)
+        return _run(
+            user,
+            CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
+            lambda tracked, stop: runs.train(resolved, tracked, user, runs.Hooks(stop, tracked.state)),
+        )
+
+
+def resume_run(
+    run: Run,
+    user: UserCode,
+    callbacks: Sequence[Callback],
+    progress: bool | Console | None,
+    options: Mapping[str, Any],
+) -> Run:
+    """Continue a run; see `Run.resume`."""
+    with session(), training(), open_progress(progress) as console:
+        from convolve.runs import session as runs
+        from convolve.runs.changes import Changes
+
+        layout = {name: value for name, value in options.items() if name not in ("epochs", "iterations")}
+        for name in layout:
+            if SECTION_OF.get(name) != "parallel":
+                raise ConfigError(f"resume: {name} cannot change; only epochs, iterations and the layout can")
+        changes = Changes(options.get("epochs"), options.get("iterations"), layout)
+        check_data(changes.apply(run.config), user)
+        return _run(
+            user,
+            CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
+            lambda tracked, stop: runs.resume(run.path, tracked, changes, user, runs.Hooks(stop, tracked.state)),
+        )
+
+
+_active: dict[Path, StopRequest] = {}
+
+
+def stop_run(run: Run, reason: str) -> None:
+    """Ask a run of this process to stop; see `Run.stop`."""
+    request = _active.get(run.path)
+    if request is None:
+        raise ConfigError(f"{run.path}: not in progress in this process; stop its process with SIGTERM")
+    request.reason = reason
+
+
+def _run(user: UserCode, console: CallbackConsole, work: TrainFn) -> Run:
+    """Train in this process, and raise `Stopped` if a signal stopped the run."""
+    from convolve.engine.loop import StopRequest
+
+    stop = StopRequest()
+    console.on_start = lambda started: _active.update({started.path: stop})
+    try:
+        report = work(console, stop)
+    finally:
+        _active.clear()
+        if user.data is not None:
+            from convolve.data.user import close_workers
+
+            close_workers()
+    done = Run(report.run_dir, user=user, result=report)
+    console.end()
+    if isinstance(report.stopped_by, signal.Signals):
+        raise_stopped(done, report.stopped_by)
+    return done
+
+
+def raise_stopped(run: Run, number: signal.Signals) -> None:
+    """Raise `Stopped`. A signal other than Ctrl-C goes to the handler that was there before, which may end the process.
+
+    If that handler raises, `Stopped` is the cause of its exception.
+    """
+    stopped = Stopped(run, number)
+    if number != signal.SIGINT and threading.current_thread() is threading.main_thread():
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            raise error from stopped
+    raise stopped
+
+
+def read_config(
+    data: Source | None, model: ModelLike | None, config: str | Path | Config | None, options: dict[str, Any]
+) -> Config:
+    """Return the config of the arguments of `train`."""
+    given = {_option(name): value for name, value in options.items()}
+    place = locate(data)
+    for name, value in (("dataset", place.name), ("data_dir", place.folder)):
+        if value is not None:
+            if given.get(name) is not None:
+                raise ConfigError(f"{name}={given[name]}: data={str(data)!r} is given as well; omit one")
+            given[name] = value
+    if isinstance(model, str):
+        given["model"] = model
+    if isinstance(config, Config):
+        return config.replace(**given)
+    if isinstance(config, Path):
+        return Config.read(config).replace(**given)
+    base = config or (None if model is not None else DEFAULT_CONFIG)
+    return resolve(base, None, given).config
+
+
+def _option(name: str) -> str:
+    option = field_name(name)
+    if option not in SECTION_OF:
+        raise ConfigError(f"{name}: unknown option; {suggest(name, SECTION_OF)}")
+    return option
+
+
+def complete_config(config: Config, user: UserCode) -> Config:
+    """Return the config with the names of the user's objects, which the run records."""
+    changes: dict[str, Any] = {}
+    if user.module is not None:
+        changes["model"] = user.module.name
+    if user.data is not None and config.data.workers is None:
+        changes["workers"] = 0  # processes are started only if requested
+    return config.replace(**changes) if changes else config
+
+
+def check_data(config: Config, user: UserCode) -> None:
+    """Reject options that do not apply to the user's data, and warn if its items are not reproducible."""
+    from convolve.data.user import UserReader, find_own_state
+
+    reader = None if user.data is None else user.data.train
+    if not isinstance(reader, UserReader):
+        return
+    if reader.floats and config.data.augment not in ("auto", "none"):
+        raise ConfigError(
+            f"augment={config.data.augment}: float images are used as they are; return uint8 images to augment them"
+        )
+    index = find_own_state(reader, config.run.seed)
+    if index is not None:
+        lose_guarantee(
+            f"data set {type(reader.data).__qualname__}: sample {index} differs when it is read twice with one key; "
+            "a resumed run will not be bit-identical to an uninterrupted one; draw from the rng of sample(index, rng)",
+            strict=config.run.strict,
+        )
+
+
+def lose_guarantee(message: str, *, strict: bool) -> None:
+    """Warn that a guarantee does not hold; with `strict`, raise instead."""
+    if strict:
+        raise ConfigError(message)
+    warnings.warn(message, GuaranteeWarning, stacklevel=2)

@@ -1,0 +1,377 @@
+"""Data sets of the user's code: read by index in the order of the run, by worker processes if requested.
+
+Before each item, the generators of `random`, numpy and torch are seeded by (seed, epoch, sample), so an item that draws
+from them is the same in any number of workers, replicas and micro batches, and after a restart. A data set with a
+method `sample(index, rng)` receives a numpy generator of the same key instead; None in validation. An exception of an
+item passes unchanged, with a note that names its index.
+"""
+
+import random
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.multiprocessing as multiprocessing
+from PIL import Image
+from torch import Tensor
+
+from convolve import rng as keyed
+from convolve.data.dataset import Dataset, Images, Labels, Reader
+from convolve.data.loader.decoding import DecodingOptions
+from convolve.data.loader.in_memory import InMemoryFetcher, InMemoryImages
+from convolve.data.loader.loader import Fetched
+from convolve.data.transforms.augment import NO_AUGMENT, Augment
+from convolve.data.transforms.normalize import Transform, fit_channels
+from convolve.errors import ConfigError, ConvolveError, DataError
+from convolve.rng import Indices, SampleRNG
+
+STATISTICS_SAMPLES = 512
+TEST_FRACTION = 0.1
+STEPS_AHEAD = 2
+_IDENTITY = 1 / 255  # standard deviation that keeps float images as they are
+
+
+@runtime_checkable
+class MapDataset(Protocol):
+    """A data set of torch, torchvision or Hugging Face: items are (image, label) or {"image": ..., "label": ...}."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class KeyedDataset(Protocol):
+    """A data set whose items draw from a given generator."""
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int, rng: np.random.Generator | None, /) -> Any:
+        """Return one item; `rng` belongs to (seed, epoch, sample), and is None in validation."""
+
+
+UserDataset: TypeAlias = MapDataset | KeyedDataset
+Item = tuple[npt.NDArray[Any], int]
+
+
+def name_of(data: object) -> str:
+    """Return the name of a data set as `module:class`."""
+    return f"{type(data).__module__}:{type(data).__qualname__}"
+
+
+def read_item(data: UserDataset, index: int, key: SampleRNG | None) -> Item:
+    """Return pixels [H, W, C], uint8 or float32, and the label of one item, with all generators seeded by its key."""
+    parts = ("user test sample", index) if key is None else (key.seed, "user sample", key.epoch, index)
+    seed = keyed.hash_key(*parts)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed >> 1)
+    if isinstance(data, KeyedDataset):
+        item = data.sample(index, None if key is None else keyed.generator(*parts))
+    else:
+        item = data[index]
+    return _unpack(item, type(data).__qualname__, index)
+
+
+def _unpack(item: Any, name: str, index: int) -> Item:
+    image: Any
+    label: Any
+    if isinstance(item, dict) and {"image", "label"} <= set(item):
+        image, label = item["image"], item["label"]
+    elif isinstance(item, tuple | list) and len(item) == 2:
+        image, label = item
+    else:
+        raise DataError(
+            f"data set {name}: sample {index} is {type(item).__name__}; return (image, label) or a dict with both"
+        )
+    if isinstance(label, Tensor | np.ndarray) and label.ndim == 0:
+        label = label.item()
+    if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < 0:
+        raise DataError(f"data set {name}: sample {index} has the label {label!r}; return the number of its class")
+    return _to_pixels(image, name, index), int(label)
+
+
+def _to_pixels(image: Any, name: str, index: int) -> npt.NDArray[Any]:
+    if isinstance(image, Image.Image):
+        gray = image.mode in ("1", "L", "I", "I;16", "F")
+        image = np.array(image.convert("L" if gray else "RGB"))
+    if isinstance(image, Tensor):
+        image = image.detach().cpu().numpy()
+    if not isinstance(image, np.ndarray) or image.ndim not in (2, 3) or 0 in image.shape:
+        shape = getattr(image, "shape", type(image).__name__)
+        raise DataError(
+            f"data set {name}: image of sample {index} is {shape}; return an image, uint8 [H, W, C] or float [C, H, W]"
+        )
+    if image.dtype == np.uint8:
+        return image[..., None] if image.ndim == 2 else image
+    if np.issubdtype(image.dtype, np.floating):
+        channels_first = image[None] if image.ndim == 2 else image
+        return np.ascontiguousarray(channels_first.transpose(1, 2, 0), dtype=np.float32)
+    raise DataError(f"data set {name}: image of sample {index} is {image.dtype}; return uint8 or floating point")
+
+
+class SampleFailure(Exception):
+    """Carries the exception of one item from a worker."""
+
+    def __init__(self, index: int, error: BaseException) -> None:
+        super().__init__(index, error)
+        self.index = index
+        self.error = error
+
+
+def read_items(data: UserDataset, rows: Sequence[int], key: SampleRNG | None) -> list[Item | SampleFailure]:
+    """Read items one after the other; the global generators are afterwards as before."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    items: list[Item | SampleFailure] = []
+    try:
+        for index in rows:
+            try:
+                items.append(read_item(data, index, key))
+            except Exception as error:
+                items.append(SampleFailure(index, error))
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+    return items
+
+
+_worker_data: UserDataset | None = None
+
+
+def _start_worker(data: UserDataset) -> None:
+    global _worker_data
+    torch.set_num_threads(1)
+    _worker_data = data
+
+
+def _work(rows: list[int], key: SampleRNG | None) -> list[tuple[Tensor, int] | SampleFailure]:
+    assert _worker_data is not None, "the pool starts its workers with the data set"
+    found: list[tuple[Tensor, int] | SampleFailure] = []
+    for item in read_items(_worker_data, rows, key):
+        # A tensor crosses in shared memory.
+        found.append(item if isinstance(item, SampleFailure) else (torch.from_numpy(item[0]), item[1]))
+    return found
+
+
+_pools: "weakref.WeakSet[ProcessPoolExecutor]" = weakref.WeakSet()
+
+
+def close_workers() -> None:
+    """End the worker processes of all data sets."""
+    for pool in list(_pools):
+        pool.shutdown(wait=True, cancel_futures=True)
+        _pools.discard(pool)
+
+
+@dataclass(frozen=True)
+class UserReader:
+    """A reader of the user's data set; all images have the same shape. Labels are known when an item is read."""
+
+    data: UserDataset
+    rows: Indices
+    image_shape: tuple[int, int, int]
+    floats: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Labels:
+        return np.full(len(self.rows), -1, np.int64)
+
+    def take(self, rows: Indices) -> "UserReader":
+        return replace(self, rows=self.rows[rows])
+
+    def fit_transform(self, normalization: str, size: int | None = None, photo_size: int | None = None) -> Transform:
+        height, width, channels = self.image_shape
+        if self.floats:
+            if size is not None and (height, width) != (size, size):
+                raise ConfigError(f"--image-size {size}: float images of {height} x {width} stay as they are; omit it")
+            return Transform(height, width, (0.0,) * channels, (_IDENTITY,) * channels)
+        images: Images = np.zeros((1, 1, 1, channels), np.uint8)
+        if normalization == "standard":
+            chosen = np.unique(np.linspace(0, len(self) - 1, STATISTICS_SAMPLES).astype(np.int64))
+            fetcher = self.fetcher(Transform(height, width, (0.0,) * channels, (1.0,) * channels), NO_AUGMENT)
+            images = fetcher.start(chosen, None)().pixels.numpy()
+        mean, std = fit_channels(images, normalization)
+        return Transform(size or height, size or width, mean, std)
+
+    def fetcher(
+        self,
+        transform: Transform,
+        augment: Augment,
+        device: torch.device | None = None,
+        options: DecodingOptions | None = None,
+    ) -> "UserFetcher":
+        return UserFetcher(self, transform, augment, options or DecodingOptions(workers=0))
+
+
+class UserFetcher:
+    """Reads items in this process, or in worker processes two steps ahead; uint8 images are augmented afterwards."""
+
+    def __init__(self, reader: UserReader, transform: Transform, augment: Augment, options: DecodingOptions) -> None:
+        self.labels = reader.labels
+        self.skipped: list[str] = []
+        self.ahead = STEPS_AHEAD if options.workers else 0
+        self._reader = reader
+        self._name = type(reader.data).__qualname__
+        self._transform = transform
+        self._augment = augment
+        self._options = options
+        self._pool: ProcessPoolExecutor | None = None
+        self._bad: set[int] = set()
+
+    def start(self, rows: Indices, rng: SampleRNG | None) -> Callable[[], Fetched]:
+        indices = self._reader.rows[rows].tolist()
+        if not self._options.workers:
+            return lambda: self._finish(rows, rng, read_items(self._reader.data, indices, rng))
+        count = self._options.workers
+        size = -(-len(indices) // count)
+        chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
+        pool = self._open_pool()
+        pending = [pool.submit(_work, chunk, rng) for chunk in chunks]
+        return lambda: self._finish(rows, rng, self._collect(pending))
+
+    def _open_pool(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # Workers start as those of torch's DataLoader do.
+            context = multiprocessing.get_context()
+            self._pool = ProcessPoolExecutor(
+                self._options.workers, mp_context=context, initializer=_start_worker, initargs=(self._reader.data,)
+            )
+            _pools.add(self._pool)
+        return self._pool
+
+    def _collect(self, pending: "list[Future[list[tuple[Tensor, int] | SampleFailure]]]") -> list[Item | SampleFailure]:
+        items: list[Item | SampleFailure] = []
+        try:
+            for future in pending:
+                for item in future.result():
+                    items.append(item if isinstance(item, SampleFailure) else (item[0].numpy(), item[1]))
+        except BrokenProcessPool:
+            raise DataError(
+                f"data set {self._name}: a worker process died; look above for its reason, or set workers to 0"
+            ) from None
+        return items
+
+    def _finish(self, rows: Indices, rng: SampleRNG | None, items: Sequence[Item | SampleFailure]) -> Fetched:
+        kept, images, labels = [], [], []
+        for position, item in enumerate(items):
+            if isinstance(item, SampleFailure):
+                self._skip(item)
+                continue
+            self._check_shape(item[0], int(self._reader.rows[rows[position]]))
+            kept.append(position)
+            images.append(item[0])
+            labels.append(item[1])
+        height, width, channels = self._reader.image_shape
+        empty = np.empty((0, height, width, channels), np.float32 if self._reader.floats else np.uint8)
+        stacked, indices = np.stack(images) if images else empty, np.array(kept, np.int64)
+        pixels = torch.from_numpy(stacked)
+        if not self._reader.floats and images:
+            batch = InMemoryImages(stacked, np.array(labels, np.int64))
+            augmented = InMemoryFetcher(batch, self._transform, pixels.device, self._augment)
+            pixels = augmented.fetch(np.arange(len(batch)), rng, rows[indices])
+        return Fetched(pixels, indices, torch.tensor(labels, dtype=torch.int64))
+
+    def _check_shape(self, pixels: npt.NDArray[Any], index: int) -> None:
+        if pixels.shape != self._reader.image_shape or (pixels.dtype != np.uint8) != self._reader.floats:
+            expected = " x ".join(map(str, self._reader.image_shape))
+            raise DataError(
+                f"data set {self._name}: image of sample {index} is {' x '.join(map(str, pixels.shape))} "
+                f"{pixels.dtype}, sample 0 is {expected}; return images of one size and type"
+            )
+
+    def _skip(self, failure: SampleFailure) -> None:
+        """Count a failed item as skipped if that is allowed, else raise its exception."""
+        if failure.index in self._bad:
+            return
+        if len(self._bad) < self._options.max_bad_samples:
+            self._bad.add(failure.index)
+            self.skipped.append(f"sample {failure.index}: {type(failure.error).__name__}: {failure.error}")
+            return
+        raise note_sample(failure, self._name)
+
+
+def note_sample(failure: SampleFailure, name: str) -> BaseException:
+    """Return the exception of an item with a note that names the item."""
+    error, note = failure.error, f"raised by sample {failure.index} of data set {name}"
+    if isinstance(error, ConvolveError):
+        return error
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    return error
+
+
+def open_user_data(source: Any, *, classes: Sequence[str] | None = None, outputs: int | None = None) -> Dataset[Reader]:
+    """Return the user's data set, or a pair for training and testing, as a `Dataset`.
+
+    A single data set is divided: a tenth of it, chosen by a fixed permutation, is for testing. The class names are
+    `classes`, or those of the data set; otherwise their number is `outputs`, or follows from all labels.
+    """
+    if isinstance(source, tuple):
+        if len(source) != 2:
+            raise DataError(f"data: a tuple of {len(source)}; give one data set, or (train, test)")
+        train, test = (_open_split(part) for part in source)
+    else:
+        whole = _open_split(source)
+        if len(whole) < 2:
+            raise DataError(f"data set {type(source).__qualname__}: has {len(whole)} samples; give at least 2")
+        order = keyed.epoch_permutation(0, 0, len(whole))
+        held = max(1, round(TEST_FRACTION * len(whole)))
+        train, test = whole.take(np.sort(order[held:])), whole.take(np.sort(order[:held]))
+    if (train.image_shape, train.floats) != (test.image_shape, test.floats):
+        raise DataError(
+            f"data: training images are {train.image_shape}, test images {test.image_shape}; make them the same"
+        )
+    names = tuple(classes or getattr(train.data, "classes", None) or ()) or _number_classes(train, outputs)
+    return Dataset(name_of(train.data), train, test, tuple(map(str, names)), "the user's code")
+
+
+def _open_split(data: Any) -> UserReader:
+    name = type(data).__qualname__
+    if isinstance(data, torch.utils.data.IterableDataset) or not hasattr(data, "__len__"):
+        raise DataError(f"data set {name}: has no length and no index, so no order; give a data set with both")
+    if not isinstance(data, MapDataset | KeyedDataset):
+        raise DataError(f"data set {name}: no data set; define __len__ and __getitem__, or sample(index, rng)")
+    if len(data) < 1:
+        raise DataError(f"data set {name}: is empty; give at least one sample")
+    [first] = read_items(data, [0], None)
+    if isinstance(first, SampleFailure):
+        raise note_sample(first, name)
+    height, width, channels = first[0].shape
+    return UserReader(data, np.arange(len(data)), (height, width, channels), first[0].dtype != np.uint8)
+
+
+def _number_classes(train: UserReader, outputs: int | None) -> tuple[str, ...]:
+    """Return the classes as numbers: as many as the model has outputs, else up to the highest label."""
+    if outputs is None:
+        known = next((getattr(train.data, key) for key in ("targets", "labels") if hasattr(train.data, key)), None)
+        if known is not None:
+            labels = np.asarray(known).reshape(-1)
+        else:
+            items = read_items(train.data, train.rows.tolist(), None)
+            labels = np.array([item[1] for item in items if not isinstance(item, SampleFailure)])
+        outputs = int(labels.max()) + 1
+    return tuple(map(str, range(outputs)))
+
+
+def find_own_state(reader: UserReader, seed: int, count: int = 2) -> int | None:
+    """Return the first of some samples that differs when it is read twice with one key, None if all agree."""
+    order = keyed.epoch_permutation(seed, 0, len(reader))[:count]
+    indices = reader.rows[order].tolist()
+    readings = (read_items(reader.data, indices, SampleRNG(seed, 0)) for _ in range(2))
+    for index, first, second in zip(indices, *readings, strict=True):
+        if isinstance(first, SampleFailure) or isinstance(second, SampleFailure):
+            continue
+        if first[1] != second[1] or not np.array_equal(first[0], second[0]):
+            return int(index)
+    return None

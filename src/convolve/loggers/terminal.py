@@ -1,0 +1,109 @@
+"""Output of a run on a terminal or in plain lines."""
+
+import sys
+import time
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
+from convolve.loggers.streams import dropping_output, print_line
+
+REFRESH_SECONDS = 0.1
+PLAIN_SECONDS = 2.0
+
+
+def format_start(run: RunInfo) -> str:
+    """Return the first line of a run."""
+    facts = run.facts
+    model, data = f"{facts['model']} ({facts['parameters']:,} parameters)", facts["dataset"]
+    if run.restored_step is None:
+        return f"Training {model} on {data}; run folder {run.folder}"
+    return f"Resuming {model} on {data} from step {run.restored_step}; run folder {run.folder}"
+
+
+class TerminalConsole:
+    """Progress bar with loss, accuracy, images/s and remaining time; validations are printed above it."""
+
+    def __init__(self) -> None:
+        self._console = RichConsole(file=sys.stdout, highlight=False, emoji=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            auto_refresh=False,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._refreshed = 0.0
+
+    def info(self, line: str) -> None:
+        with dropping_output():
+            self._console.print(line, markup=False)
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        now = time.perf_counter()
+        if now - self._refreshed < REFRESH_SECONDS and done != total:
+            return
+        self._refreshed = now
+        if what not in self._tasks:
+            for task in self._tasks.values():
+                self._progress.remove_task(task)
+            self._tasks = {what: self._progress.add_task(what, total=total, facts="")}
+            with dropping_output():
+                self._progress.start()
+        self._progress.update(self._tasks[what], completed=done, total=total)
+        with dropping_output():
+            self._progress.refresh()
+
+    def start(self, run: RunInfo) -> None:
+        self.info(format_start(run))
+
+    def train(self, record: TrainRecord) -> None:
+        counted = "" if record.loss is None else f"loss {record.loss:.4f}  accuracy {record.accuracy:.2%}  "
+        for task in self._tasks.values():
+            self._progress.update(task, facts=f"{counted}{record.images_per_second:,.0f} images/s")
+
+    def valid(self, record: ValidationRecord) -> None:
+        self.info(format_validation(record))
+
+    def event(self, kind: str, **facts: object) -> None:
+        pass  # events are written to the log files only
+
+    def close(self) -> None:
+        with dropping_output():
+            self._progress.stop()
+
+
+class PlainConsole:
+    """Plain lines for pipes, log files and `--json`; progress every few seconds, except for training, which logs."""
+
+    def __init__(self) -> None:
+        self._printed = time.perf_counter()
+
+    def info(self, line: str) -> None:
+        print_line(line)
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        now = time.perf_counter()
+        if what != "train" and now - self._printed > PLAIN_SECONDS:
+            self._printed = now
+            self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+
+    def start(self, run: RunInfo) -> None:
+        self.info(format_start(run))
+
+    def train(self, record: TrainRecord) -> None:
+        self.info(format_train(record))
+
+    def valid(self, record: ValidationRecord) -> None:
+        self.info(format_validation(record))
+
+    def event(self, kind: str, **facts: object) -> None:
+        pass  # events are written to the log files only
+
+    def close(self) -> None:
+        pass

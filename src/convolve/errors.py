@@ -92,6 +92,12 @@ def to_one_line(message: object) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(message))
 
 
+def describe(error: BaseException) -> str:
+    """Return the type and the first line of an exception, for the middle of a message."""
+    lines = str(error).strip().splitlines()
+    return to_one_line(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[:200]
+
+
 def suggest(given: str, known: Iterable[str]) -> str:
     """Return the end of an "unknown name" message: the closest known names, or all if there are few."""
     names = sorted(set(known))

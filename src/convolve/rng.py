@@ -16,10 +16,10 @@ random layers key theirs by the position of the current pass, which `at` sets.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -84,26 +84,50 @@ class Position(NamedTuple):
     first: int
 
 
-_position: ContextVar[Position | None] = ContextVar("position", default=None)
+@dataclass
+class _Pass:
+    """A forward pass: its position, and how often each random layer has been called in it."""
+
+    position: Position
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+_pass: ContextVar[_Pass | None] = ContextVar("pass", default=None)
 
 
 @contextmanager
-def at(seed: int, step: int, first: int) -> Iterator[None]:
+def at(seed: int, step: int, first: int, calls: Mapping[str, int] | None = None) -> Iterator[None]:
     """Key the random layers of every forward pass inside to a micro batch. Nested uses shadow the outer one.
 
     Holds for the current thread. Code that runs a pass again in another thread, as a recomputation in the backward
-    threads of an accelerator does, must read `position` first and enter it again there.
+    threads of an accelerator does, must read `position` and `calls` first and enter them again there.
     """
-    token = _position.set(Position(seed, step, first))
+    token = _pass.set(_Pass(Position(seed, step, first), dict(calls or {})))
     try:
         yield
     finally:
-        _position.reset(token)
+        _pass.reset(token)
 
 
 def position() -> Position | None:
     """Return the position that the enclosing `at` has set, or None."""
-    return _position.get()
+    current = _pass.get()
+    return None if current is None else current.position
+
+
+def calls() -> dict[str, int]:
+    """Return how often each random layer that counts its calls was called since the enclosing `at`."""
+    current = _pass.get()
+    return dict(current.calls) if current else {}
+
+
+def count_call(site: str) -> int:
+    """Count a call of a random layer, and return how many came before it in this pass."""
+    current = _pass.get()
+    assert current is not None, f"{site}: random layer outside of a training pass"
+    before = current.calls.get(site, 0)
+    current.calls[site] = before + 1
+    return before
 
 
 _MAX_COUNT = 64

@@ -125,7 +125,7 @@ def load_pretrained(model: Network, path: Path) -> LoadReport:
     """Load weights from a path into a model."""
     expected = model.state_dict()
     weights = convert_state_dict(read_weights(path), expected)
-    head = head_names(model)
+    head = model.head()
     _require_names(expected, weights, head, path)
     new = frozenset(head if _has_other_classes(expected, weights, head) else ())
     _require_shapes(expected, weights, new, path)
@@ -134,15 +134,6 @@ def load_pretrained(model: Network, path: Path) -> LoadReport:
         for name in loaded:
             expected[name].copy_(weights[name])
     return LoadReport(path, len(loaded), tuple(name for name in expected if name in new))
-
-
-def head_names(model: Network) -> frozenset[str]:
-    """Return the names of the classifier's tensors, which are those of the last block that has any."""
-    for name, block in reversed(model.blocks.items()):
-        names = frozenset(f"{name.replace('/', '.')}.{key}" for key in block.state_dict())
-        if names:
-            return names
-    return frozenset()
 
 
 def _has_other_classes(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], head: frozenset[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from convolve import device, plugins
 from convolve.config import Config, ModelConfig
 from convolve.config.loading import flag_name, resolve
 from convolve.config.model_options import COMMON_OPTIONS, FamilyOptions, family_of
@@ -18,6 +19,10 @@ from convolve.distributed.topology import is_distributed
 from convolve.errors import ConfigError, suggest
 
 DEFAULT_CONFIG = "lenet-mnist"
+RUN_COMMANDS = ("restore", "validate", "predict", "export", "serve", "report", "average", "describe")
+PLUGIN_COMMANDS = (*RUN_COMMANDS, "train", "bench", "align", "plan")
+PLUGIN_HELP = "Python file to execute first; its decorators register models and other parts (may be repeated)"
+RUN_MODEL_HELP = "code of the run's model, if it is yours: code named in a file is never imported"
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,6 +33,11 @@ class Parser(argparse.ArgumentParser):
             prog=f"convolve {command}", description=description, allow_abbrev=False, formatter_class=_Help, **options
         )
         self.add_argument("--json", action="store_true", help="print the result as a JSON object on the last line")
+        name = command.partition(" ")[0]
+        if name in PLUGIN_COMMANDS:
+            self.add_argument("--plugin", type=Path, action="append", metavar="FILE.py", default=[], help=PLUGIN_HELP)
+        if name in RUN_COMMANDS:
+            self.add_argument("--model", metavar="PACKAGE:NAME", help=RUN_MODEL_HELP)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog}: {message}")
@@ -39,7 +49,21 @@ class Parser(argparse.ArgumentParser):
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             flag = unknown[0].partition("=")[0]
             self.error(f"unknown option {flag}; {suggest(flag, known)}")
+        load_user_code(namespace)
         return namespace
+
+
+def load_user_code(namespace: argparse.Namespace) -> None:
+    """Execute the plugin files that were typed, and allow the code that was typed to be imported."""
+    files = getattr(namespace, "plugin", [])
+    if files:
+        # Plugins import torch.
+        device.prepare()
+    for path in files:
+        plugins.load_file(path)
+    model = getattr(namespace, "model", None)
+    if model is not None and ":" in model:
+        plugins.trust(model)
 
 
 class _Help(argparse.HelpFormatter):

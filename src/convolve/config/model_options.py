@@ -181,6 +181,8 @@ FAMILIES: dict[str, type[FamilyOptions]] = {
 
 def family_of(model: str) -> type[FamilyOptions] | None:
     """Return the options of the family of a model; None for models of other packages."""
+    if ":" in model:
+        return None
     if model == "cnn-wide":
         return LeNetOptions
     names = [name for name in FAMILIES if model.startswith(name)]
@@ -190,11 +192,12 @@ def family_of(model: str) -> type[FamilyOptions] | None:
 def reject_foreign_options(config: ModelConfig) -> None:
     """Raise if an option was given that the model does not have."""
     family = family_of(config.model)
-    if family is None:
+    known = family.names() if family else ()
+    if family is None and ":" not in config.model:
         return
     for name in ModelConfig.model_fields:
         value = getattr(config, name)
-        if name in COMMON_OPTIONS or name in family.names() or value is None:
+        if name in COMMON_OPTIONS or name in known or value is None:
             continue
         owners = ", ".join(other.family for other in FAMILIES.values() if name in other.names())
         raise ConfigError(

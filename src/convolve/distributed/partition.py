@@ -27,7 +27,8 @@ from convolve.distributed.collectives import Collectives, require_equal_weights
 from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
 from convolve.distributed.pipeline import Pipeline
 from convolve.errors import ConfigError, suggest
-from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.batch_norm import BatchNorm2d, StepStatistics
+from convolve.models.adopt import AdoptedModel
 from convolve.models.network import Network, Shape, match_blocks, recompute, subnetwork
 from convolve.models.summary import summarize
 from convolve.models.timing import time_blocks
@@ -136,6 +137,11 @@ def resolve_splits(model: Network, config: Config) -> tuple[str, ...] | None:
     names, stages = list(model.blocks), config.parallel.shards
     splits = canonical_splits(config.parallel.pipeline_splits, names)
     allowed = model.split_points[1:]
+    if stages > 1 and isinstance(model, AdoptedModel) and not model.is_chain:
+        raise ConfigError(
+            f"--shards {stages}: {config.model.model} is no chain of blocks; only nn.Sequential and modules that apply "
+            "their children one after the other can be split; use --replicas"
+        )
     if stages > len(allowed) + 1:
         raise ConfigError(
             f"--shards {stages}: {config.model.model} can be split into at most {len(allowed) + 1} stages; use fewer"
@@ -218,9 +224,14 @@ def _sync_batch_norms(model: Network, part: Network, span: BatchNormSpan | NoSpa
         raise ConfigError(
             f"--bn-span {span.size}: the model has no batch norm; remove the option or set --norm-type batch"
         )
-    for module in part.modules():
+    for name, module in part.named_modules():
         if isinstance(module, BatchNorm2d):
             module.sync(span)
+        elif isinstance(module, StepStatistics):
+            kind = type(module).__name__
+            raise ConfigError(
+                f"--bn-span {span.size}: {name} is a {kind}; only nn.BatchNorm2d can be synced; remove the option"
+            )
 
 
 def _applies_here(part: Network, model: Network, pattern: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from convolve.device import accumulation_dtype
 
@@ -35,25 +36,20 @@ class SpanSum(Protocol):
     def __call__(self, values: Tensor) -> Tensor: ...
 
 
-class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm for images, with the parameter and buffer names of torch."""
+class StepStatistics(_BatchNorm):
+    """A batch norm that sums the statistics of its micro batches, and updates its running statistics once per step."""
 
-    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__(channels, eps=eps, momentum=momentum)
+    accumulate_stats: bool
+    _seen: int
+    _passes: float
+    _sums: Tensor | None
+
+    def start_accumulating(self) -> None:
+        """Set the attributes that stock layers lack."""
         self.accumulate_stats = True
-        self._span: SpanSum | None = None
         self._seen = 0
         self._passes = 0.0
-        self._sums: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize; in training by the micro batch's statistics, which are summed for `update_running_stats`."""
-        if not self.training:
-            return super().forward(x)
-        normalized = self._normalize_local(x) if self._span is None else self._normalize_synced(x, self._span)
-        out, statistics, passes = normalized
-        self._add_statistics(x, statistics, passes)
-        return out
+        self._sums = None
 
     def _add_statistics(self, x: Tensor, statistics: Tensor, passes: float) -> None:
         """Add mean and unbiased variance to the sums of this step."""
@@ -63,6 +59,66 @@ class BatchNorm2d(nn.BatchNorm2d):
             self._sums = weighted if self._sums is None else self._sums.add_(weighted)
             self._seen += len(x)
             self._passes += passes
+
+    @property
+    def has_sums(self) -> bool:
+        """True if this norm has run since the last step."""
+        return self._sums is not None
+
+    def take_sums(self) -> Tensor:
+        """Return and reset the sums since the last step, as one flat tensor: means, variances, samples and passes."""
+        assert self.running_mean is not None, "statistics are tracked"
+        sums = self.running_mean.new_zeros(2, self.num_features) if self._sums is None else self._sums
+        counts = sums.new_tensor([self._seen, self._passes])
+        self._sums, self._seen, self._passes = None, 0, 0.0
+        return torch.cat((sums.flatten(), counts))
+
+    def update_running_stats(self, sums: Tensor, momentum: float | None = None) -> None:
+        """Update the running statistics by the sums over all replicas; momentum 1 replaces them.
+
+        Without a momentum in the layer (torch: the cumulative average), every micro batch since the start counts alike.
+        """
+        assert self.running_mean is not None and self.running_var is not None, "statistics are tracked"
+        assert self.num_batches_tracked is not None, "passes are counted"
+        mean, variance = (sums[:-2] / sums[-2]).view(2, -1)
+        self.num_batches_tracked += sums[-1].round().to(torch.int64)
+        weight: Tensor | float | None = self.momentum if momentum is None else momentum
+        if weight is None:
+            weight = sums[-1] / self.num_batches_tracked
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(variance, weight)
+
+    def update_if_seen(self, sums: Tensor) -> None:
+        """Do the same if any replica has run this norm, for one that did not run here."""
+        buffers = (self.running_mean, self.running_var, self.num_batches_tracked)
+        before = [buffer.clone() for buffer in buffers if buffer is not None]
+        self.update_running_stats(sums)
+        for buffer, old in zip(buffers, before, strict=True):
+            assert buffer is not None, "statistics are tracked"
+            buffer.copy_(torch.where(sums[-2] > 0, buffer, old))
+
+
+class BatchNorm2d(StepStatistics, nn.BatchNorm2d):
+    """Batch norm for images, with the parameter and buffer names of torch."""
+
+    _span: SpanSum | None
+
+    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(channels, eps=eps, momentum=momentum)
+        self.start_accumulating()
+
+    def start_accumulating(self) -> None:
+        super().start_accumulating()
+        self._span = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize; in training by the micro batch's statistics, which are summed for `update_running_stats`."""
+        if not self.training:
+            return super().forward(x)
+        normalized = self._normalize_local(x) if self._span is None else self._normalize_synced(x, self._span)
+        out, statistics, passes = normalized
+        self._add_statistics(x, statistics, passes)
+        return out
 
     def sync(self, add: SpanSum) -> None:
         """Treat the concurrent micro batches of a span of replicas as one; `add` sums a tensor over them."""
@@ -87,23 +143,6 @@ class BatchNorm2d(nn.BatchNorm2d):
         through = _SyncStatistics.apply(x, center, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
         out = functional.batch_norm(through, center, spread, self.weight, self.bias, False, 0.0, self.eps)
         return out, torch.stack((center, unbiased.float())), 1 / add.members
-
-    def take_sums(self) -> Tensor:
-        """Return and reset the sums since the last step, as one flat tensor: means, variances, samples and passes."""
-        sums = self.weight.new_zeros(2, self.num_features) if self._sums is None else self._sums
-        counts = sums.new_tensor([self._seen, self._passes])
-        self._sums, self._seen, self._passes = None, 0, 0.0
-        return torch.cat((sums.flatten(), counts))
-
-    def update_running_stats(self, sums: Tensor, momentum: float | None = None) -> None:
-        """Update the running statistics by the sums over all replicas; momentum 1 replaces them."""
-        assert self.running_mean is not None and self.running_var is not None, "statistics are tracked"
-        assert self.momentum is not None and self.num_batches_tracked is not None, "momentum is set"
-        weight = self.momentum if momentum is None else momentum
-        mean, variance = (sums[:-2] / sums[-2]).view(2, -1)
-        self.running_mean.lerp_(mean, weight)
-        self.running_var.lerp_(variance, weight)
-        self.num_batches_tracked += sums[-1].round().to(torch.int64)
 
 
 class _SyncStatistics(torch.autograd.Function):
@@ -133,13 +172,14 @@ class NormStatistics:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+        self._norms = [module for module in model.modules() if isinstance(module, StepStatistics)]
+        self._seen = [norm.has_sums for norm in self._norms]
         self._sums = [norm.take_sums() for norm in self._norms]
         self.pending_sums = torch.cat(self._sums) if self._sums else torch.empty(0)
 
     def update_running_stats(self, total: Tensor) -> None:
         """Update all running statistics once, by the sums over all replicas."""
         parts = torch.split(total, [len(part) for part in self._sums]) if self._sums else ()
-        for norm, part in zip(self._norms, parts, strict=True):
+        for norm, seen, part in zip(self._norms, self._seen, parts, strict=True):
             if norm.training:
-                norm.update_running_stats(part)
+                (norm.update_running_stats if seen else norm.update_if_seen)(part)

@@ -123,6 +123,9 @@ class ChainSequential(nn.Sequential):
         return run_chain(list(self), x)
 
 
+_PLAIN_FORWARDS = (nn.Sequential.forward, ChainSequential.forward)
+
+
 def use_native_layers(model: nn.Module) -> list[str]:
     """Replace layers that native kernels compute, forward and backward. Returns the names of all modules computed."""
     native: list[str] = []
@@ -136,6 +139,14 @@ def use_native_layers(model: nn.Module) -> list[str]:
         if type(module) is nn.Sequential and any(isinstance(child, FusingLayer) for child in module):
             module.__class__ = ChainSequential
     return native
+
+
+def count_fused(modules: Sequence[nn.Module]) -> int:
+    """Return how many modules at the start of a chain one kernel may compute; they must stay together."""
+    if _match_conv_pool_relu(modules):
+        return 3
+    pair = len(modules) > 1 and _match_batch_norm(modules) and type(modules[1]) in ACTIVATIONS
+    return 2 if pair else 1
 
 
 def explain_missing(model: nn.Module) -> str | None:
@@ -158,11 +169,13 @@ def _chains(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
         if module not in chained:
             yield [path], [module]
         groups: Sequence[Mapping[str, nn.Module]] = ()
-        if isinstance(module, nn.Sequential):
+        if isinstance(module, nn.Sequential) and type(module).forward in _PLAIN_FORWARDS:
             groups = [dict(module.named_children())]
         elif isinstance(module, HasBlockGroups):
             groups = module.block_groups
         for group in groups:
+            if chained.issuperset(group.values()):
+                continue
             chained.update(group.values())
             yield [f"{path}.{name}".lstrip(".").replace("/", ".") for name in group], list(group.values())
 
@@ -193,7 +206,8 @@ def _match_conv_pool_relu(modules: Sequence[nn.Module]) -> int:
 
 
 def _match_batch_norm(modules: Sequence[nn.Module]) -> int:
-    return int(type(modules[0]) in (BatchNorm2d, NativeBatchNorm2d))
+    norm = modules[0]
+    return int(isinstance(norm, BatchNorm2d) and type(norm) in (BatchNorm2d, NativeBatchNorm2d) and norm.affine)
 
 
 def _match_3x3(modules: Sequence[nn.Module]) -> int:

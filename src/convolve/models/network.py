@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from convolve import rng
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
-from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers import generators
+from convolve.layers.batch_norm import StepStatistics
 from convolve.layers.chain import run_chain
 
 Shape = tuple[int, ...]
@@ -66,6 +67,14 @@ class Network(nn.Module):
     def split_points(self) -> list[str]:
         """The blocks at which a pipeline stage may start: the first of each group."""
         return [group[0] for group in self._groups]
+
+    def head(self) -> frozenset[str]:
+        """Return the names of the classifier's tensors, which are those of the last block that has any."""
+        for name, block in reversed(self.blocks.items()):
+            names = frozenset(f"{name.replace('/', '.')}.{key}" for key in block.state_dict())
+            if names:
+                return names
+        return frozenset()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the blocks in order."""
@@ -216,17 +225,22 @@ def recompute(model: Network, kept: Sequence[str] = ()) -> None:
 
 def _disable_inplace(block: nn.Module) -> None:
     """Keep a block from overwriting its input, which is saved or belongs to another process."""
-    if getattr(block, "inplace", False):
-        block.inplace = False  # type: ignore[assignment]
+    for module in block.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]
 
 
 def _run_recomputed(groups: list[BlockGroup], x: Tensor) -> Tensor:
     """Run groups of blocks, saving only their input for the backward pass."""
-    contexts = _replay_contexts(groups)
+    contexts, version = _replay_contexts(groups), x._version
     output = checkpoint(
         partial(_run_groups, groups), x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
     )
     assert isinstance(output, Tensor), "blocks return tensors"
+    if x._version != version:
+        raise ConfigError(
+            f"--enable-recomputation: block {next(iter(groups[0]))} overwrites its input; remove inplace=True in it"
+        )
     return output
 
 
@@ -235,17 +249,17 @@ Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManag
 
 def _replay_contexts(groups: list[BlockGroup]) -> Contexts:
     """Return contexts for the first and the second run; both use the random position of the first."""
-    position = rng.position()
+    position, calls, states = rng.position(), rng.calls(), generators.capture()
 
     @contextmanager
     def replay() -> Iterator[None]:
         blocks = (block for group in groups for block in group.values())
-        norms = [module for block in blocks for module in block.modules() if isinstance(module, BatchNorm2d)]
+        norms = [module for block in blocks for module in block.modules() if isinstance(module, StepStatistics)]
         for norm in norms:
             norm.accumulate_stats = False
         try:
             # Entered here because backward of an accelerator runs in other threads.
-            with rng.at(*position) if position else nullcontext():
+            with rng.at(*position, calls) if position else nullcontext(), generators.replay(states):
                 yield
         finally:
             for norm in norms:

@@ -1,20 +1,22 @@
-"""Models by name: those of convolve, and those of installed packages.
+"""Models by name: those of convolve, of plugins and installed packages, of timm and torchvision, and user code.
 
-A package provides a model by an entry point in the group `convolve.models` whose object is a `ModelSpec`, which is
-imported only if its name is used.
+A plugin file registers a model by a decorator. A package provides one by an entry point in the group `convolve.models`,
+which is imported only if its name is used. The object is a `ModelSpec`, or a class or function that makes an
+`nn.Module`. `timm:NAME` and `torchvision:NAME` need these packages. Any other name with a colon is `package:attribute`.
 """
 
 import re
-from importlib.metadata import EntryPoint, entry_points
 
+from convolve import plugins
 from convolve.config.model_options import family_of, reject_foreign_options
 from convolve.config.schema import ModelConfig
 from convolve.errors import ConfigError, suggest
 from convolve.models import efficientnet, efficientnet_lite, fastnet, lenet, mobilenet, resnet
+from convolve.models.foreign import LIBRARIES, ModuleSpec, library_spec, spec_of
 from convolve.models.network import Network, Shape
 from convolve.models.spec import BuildArgs, ModelSpec
 
-GROUP = "convolve.models"
+AnySpec = ModelSpec | ModuleSpec
 
 _BUILTIN: dict[str, ModelSpec] = {
     **lenet.MODELS,
@@ -29,21 +31,31 @@ _ALIASES = {"resnext50": "resnext50-32x4d", "resnext101": "resnext101-32x8d"}
 
 
 def names() -> list[str]:
-    """Return the names of all models, sorted."""
-    return sorted({*_BUILTIN, *(entry.name for entry in entry_points(group=GROUP))})
+    """Return the names of all models of convolve and of plugins, sorted."""
+    return sorted({*_BUILTIN, *plugins.MODELS.names()})
 
 
-def find(name: str) -> ModelSpec:
+def find(name: str) -> AnySpec:
     """Return the spec of a model; `_` may stand for `-`, as in the names of other libraries."""
-    entries = [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    if len(entries) + (name in _BUILTIN) > 1:
-        raise ConfigError(f"model {name}: offered more than once ({_owners(name, entries)}); uninstall all but one")
-    if entries:
-        return _load(entries[0])
+    if name.partition(":")[0] in LIBRARIES and ":" in name:
+        return library_spec(name)
+    if ":" in name:
+        return _as_spec(name, plugins.import_attribute("model", name))
+    found = plugins.MODELS.find(name, _BUILTIN.get(name))
     builtin = _canonical(name)
-    if builtin not in _BUILTIN:
+    if found is None and builtin not in _BUILTIN:
         raise ConfigError(f"model {name}: unknown name; {_suggest_instead(builtin)}")
-    return _BUILTIN[builtin]
+    return _BUILTIN[builtin] if found is None else _as_spec(name, found)
+
+
+def _as_spec(name: str, found: object) -> AnySpec:
+    if isinstance(found, ModelSpec | ModuleSpec):
+        return found
+    if not callable(found):
+        raise ConfigError(
+            f"model {name}: is {type(found).__name__}; give an nn.Module, or a class or function that makes one"
+        )
+    return spec_of(found)
 
 
 def _canonical(name: str) -> str:
@@ -53,10 +65,10 @@ def _canonical(name: str) -> str:
 
 def is_known(name: str) -> bool:
     """Check whether a model has this name."""
-    return _canonical(name) in _BUILTIN or name in names()
+    return ":" in name or _canonical(name) in _BUILTIN or name in names()
 
 
-def resolve(name: str, options: ModelConfig) -> ModelSpec:
+def resolve(name: str, options: ModelConfig) -> AnySpec:
     """Return the spec of a model; of a family, that of the model that the options determine."""
     spec = find(name)
     member = spec.resolve(options.model_copy(update={"model": name})) if spec.resolve else None
@@ -78,27 +90,29 @@ def check(options: ModelConfig) -> None:
 
 
 def build_meta(name: str, *, classes: int, input_shape: Shape, options: ModelConfig) -> Network:
-    """Build a model without values, which costs neither time nor memory; enough to describe it."""
-    spec = find(name)
+    """Build a model without values; enough to describe it. Models of convolve cost neither time nor memory then."""
+    return find(name).build_meta(_check_args(name, classes, input_shape, options))
+
+
+def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: ModelConfig) -> Network:
+    """Build an initialized model on the CPU in float32; equal arguments give equal bits."""
+    return find(name).build(_check_args(name, classes, input_shape, options), seed)
+
+
+def _check_args(name: str, classes: int, input_shape: Shape, options: ModelConfig) -> BuildArgs:
     check(options.model_copy(update={"model": name}))
     if classes < 2:
         raise ConfigError(f"model {name} with {classes} classes: a classifier needs at least 2; check the data set")
     if min(input_shape) < 1:
         raise ConfigError(f"model {name} with input {input_shape}: channels, height and width must be at least 1")
-    return spec.build_meta(BuildArgs(name, classes, input_shape, options))
-
-
-def build(name: str, *, classes: int, input_shape: Shape, seed: int, options: ModelConfig) -> Network:
-    """Build an initialized model on the CPU in float32; equal arguments give equal bits."""
-    model = build_meta(name, classes=classes, input_shape=input_shape, options=options)
-    return find(name).materialize(model, seed)
+    return BuildArgs(name, classes, input_shape, options)
 
 
 def _suggest_instead(name: str) -> str:
     """List the family that the name belongs to, by size; else similar names."""
     family = family_of(name)
     if family is None:
-        return suggest(name, names())
+        return f"{suggest(name, names())}; the name of a plugin needs --plugin FILE.py"
     members = [known for known in names() if family_of(known) is family]
     members.sort(key=lambda known: [int(size) for size in re.findall(r"\d+", known)])
     return f"known of its family are {', '.join(members)}"
@@ -107,20 +121,3 @@ def _suggest_instead(name: str) -> str:
 def _family(name: str) -> str:
     family = family_of(name)
     return name if family is None else family.family
-
-
-def _owners(name: str, entries: list[EntryPoint]) -> str:
-    builtin = ["convolve"] if name in _BUILTIN else []
-    return ", ".join(builtin + [entry.dist.name if entry.dist else entry.value for entry in entries])
-
-
-def _load(entry: EntryPoint) -> ModelSpec:
-    try:
-        spec = entry.load()
-    except Exception as error:
-        raise ConfigError(
-            f"model {entry.name}: cannot import {entry.value} ({error}); fix or uninstall the package"
-        ) from error
-    if not isinstance(spec, ModelSpec):
-        raise ConfigError(f"model {entry.name}: {entry.value} is not a ModelSpec; fix or uninstall the package")
-    return spec

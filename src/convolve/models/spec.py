@@ -49,6 +49,10 @@ class ModelSpec:
         with torch.device("meta"):
             return Network(self.blocks(args), input_shape=args.input_shape, block_groups=self.block_groups)
 
+    def build(self, args: BuildArgs, seed: int) -> Network:
+        """Build the initialized model on the CPU."""
+        return self.materialize(self.build_meta(args), seed)
+
     def materialize(self, model: Network, seed: int) -> Network:
         """Allocate a model on the CPU, whole or some of its blocks, and initialize it."""
         # What `to_empty` does, without its detour over the meta device, which imports sympy.

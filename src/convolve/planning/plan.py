@@ -12,7 +12,7 @@ from convolve.engine.build import build_on_meta
 from convolve.engine.loop import run_samples
 from convolve.errors import ConfigError
 from convolve.files import write_file
-from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.batch_norm import StepStatistics
 from convolve.models.network import Network
 from convolve.numerics.formats import DEVICE_MODELS
 from convolve.planning.costs import Costs, calculate_costs, list_blocks, measure_costs, state_bytes, workload
@@ -155,7 +155,7 @@ def plan(config: Config, hardware: Hardware) -> tuple[Plan, PipelineSchedule]:
     """Estimate a run on this hardware, and simulate the pipeline schedule of one step."""
     meta_model = build_on_meta(config)
     splits, blocks = resolve_splits(meta_model, config), list_blocks(config)
-    norms = sum(isinstance(module, BatchNorm2d) for module in meta_model.modules())
+    norms = sum(isinstance(module, StepStatistics) for module in meta_model.modules())
     devices = config.parallel.processes
     limit, source = _find_memory(config, hardware, devices)
     costs = _find_costs(config, hardware, meta_model, blocks)

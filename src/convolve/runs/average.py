@@ -23,7 +23,7 @@ from convolve.engine.build import match_training_numerics
 from convolve.engine.evaluate import eval_mode
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError, ConfigError
-from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.batch_norm import StepStatistics
 from convolve.loggers.base import Console, ValidationRecord
 from convolve.numerics.execution import Execution
 from convolve.run_files import step_of
@@ -142,9 +142,9 @@ def finish_average(
     return AverageReport(saved, [path.name for path in paths], statistics, validate_one(trained, data))
 
 
-def batch_norms(model: nn.Module) -> list[BatchNorm2d]:
+def batch_norms(model: nn.Module) -> list[StepStatistics]:
     """Return the batch-norm layers of a model."""
-    return [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    return [module for module in model.modules() if isinstance(module, StepStatistics)]
 
 
 def reestimate_batch_norm(model: nn.Module, loader: Loader, seed: int, execution: Execution) -> None:
@@ -156,7 +156,8 @@ def reestimate_batch_norm(model: nn.Module, loader: Loader, seed: int, execution
         for images in _some_images(loader, seed):
             execution.forward(model, images)
     for norm in norms:
-        norm.update_running_stats(norm.take_sums(), momentum=1.0)
+        if norm.has_sums:
+            norm.update_running_stats(norm.take_sums(), momentum=1.0)
         norm.eval()
 
 

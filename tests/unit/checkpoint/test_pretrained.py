@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from convolve.checkpoint.pretrained import head_names, load_pretrained
+from convolve.checkpoint.pretrained import load_pretrained
 from convolve.config.schema import ModelConfig
 from convolve.errors import CheckpointError
 from convolve.models import registry
@@ -113,5 +113,5 @@ def test_a_pickle_is_rejected_with_the_command_that_converts_it(tmp_path):
 
 
 def test_the_head_is_the_last_block_with_weights():
-    assert head_names(build("fastnet")) == {"fc.weight"}
-    assert head_names(build("efficientnet-cifar")) == {"classifier.1.weight", "classifier.1.bias"}
+    assert build("fastnet").head() == {"fc.weight"}
+    assert build("efficientnet-cifar").head() == {"classifier.1.weight", "classifier.1.bias"}

@@ -104,5 +104,5 @@ def test_a_package_that_cannot_be_imported_is_named(package: Path) -> None:
 
 def test_an_object_that_is_not_an_architecture_is_rejected(package: Path) -> None:
     offer(package, "wrong = other_networks:WRONG")
-    with pytest.raises(ConfigError, match="model wrong: other_networks:WRONG is not a ModelSpec"):
+    with pytest.raises(ConfigError, match="model wrong: is int; give an nn.Module"):
         build("wrong")

@@ -4,6 +4,7 @@
 are all named in its config.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,9 @@ class UserModule(Protocol):
     def build(self, classes: int, input_shape: Shape, seed: int) -> Network:
         """Return the model on the CPU for images of this shape, ready for `engine.build.build`."""
 
+    def in_use(self) -> AbstractContextManager[None]:
+        """Return the context of a run: afterwards a module is as before, except for its weights."""
+
 
 @dataclass(frozen=True)
 class UserCode:
@@ -37,6 +41,10 @@ class UserCode:
     data: Dataset[Reader] | None = None
     loss: Loss | None = None
     metrics: tuple[Metric, ...] = ()
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Return the context of a run, which leaves the user's module as it was."""
+        return nullcontext() if self.module is None else self.module.in_use()
 
 
 NO_USER_CODE = UserCode()

@@ -9,15 +9,21 @@ t = beta - s mean. So, for a convolution with weights W and bias b,
     conv(norm(x))            is the convolution with weights W s and bias b + sum(W t), if it has no padding
 
 The graph of the model determines which one applies. A norm without an adjacent convolution, or whose input has other
-users, is not folded. Neither is a model with data-dependent control flow, which has no graph.
+users, is not folded. Neither is a model with data-dependent control flow, which has no graph. Subclasses of torch's
+layers may compute something else (weight standardization, an activation after the norm), so only plain layers are
+folded.
 """
 
 from collections import Counter
 from copy import deepcopy
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+
+from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.hooks import has_hooks
+from convolve.layers.native import ConvPoolReLU, DepthwiseConv2d, NativeBatchNorm2d, WinogradConv2d
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -37,9 +43,11 @@ class _Graph:
         self._model = model
         try:
             self.nodes = list(_Tracer().trace(model).nodes)
-        except (fx.proxy.TraceError, TypeError, RuntimeError):
+        except Exception:  # the forward pass may be any code
             self.nodes = []
         self._calls = Counter(node.target for node in self.nodes if node.op == "call_module")
+        # Layers whose weights are also used directly, as in `functional.conv2d(x, self.conv.weight)`.
+        self._calls.update(str(node.target).rpartition(".")[0] for node in self.nodes if node.op == "get_attr")
 
     def module(self, node: fx.Node | None) -> nn.Module | None:
         """Return the module of a node, if it is called only there."""
@@ -63,15 +71,24 @@ def fold_batch_norms(model: ModuleT) -> ModuleT:
     graph = _Graph(copy)
     for node in graph.nodes:
         norm = graph.module(node)
-        if isinstance(norm, nn.BatchNorm2d) and norm.track_running_stats and _fold(norm, node, graph):
+        if _is_plain_norm(norm) and norm.track_running_stats and _fold(norm, node, graph):
             parent, _, name = str(node.target).rpartition(".")
             setattr(copy.get_submodule(parent), name, nn.Identity())
     return copy
 
 
 def count_batch_norms(model: nn.Module) -> int:
-    """Count the batch norms of a model."""
-    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    """Count the batch norms of a model that could be folded."""
+    return sum(map(_is_plain_norm, model.modules()))
+
+
+def _is_plain_norm(module: nn.Module | None) -> TypeGuard[nn.BatchNorm2d]:
+    return type(module) in (nn.BatchNorm2d, BatchNorm2d, NativeBatchNorm2d)
+
+
+def _is_plain_conv(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
+    plain = type(module) in (nn.Conv2d, ConvPoolReLU, WinogradConv2d, DepthwiseConv2d)
+    return module is not None and plain and not has_hooks(module)
 
 
 def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:
@@ -81,10 +98,10 @@ def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:
     if before is not None and isinstance(graph.module(before), nn.MaxPool2d) and bool((scale >= 0).all()):
         before = graph.source(before)
     earlier, later = graph.module(before), graph.module(graph.user(node))
-    if isinstance(earlier, nn.Conv2d):
+    if _is_plain_conv(earlier):
         _set_bias(earlier, earlier.weight * scale[:, None, None, None], _bias(earlier) * scale + shift)
         return True
-    if isinstance(later, nn.Conv2d) and later.groups == 1 and later.padding in ((0, 0), "valid"):
+    if _is_plain_conv(later) and later.groups == 1 and later.padding in ((0, 0), "valid"):
         moved = torch.einsum("oihw,i->o", later.weight.double(), shift)
         _set_bias(later, later.weight * scale[None, :, None, None], _bias(later) + moved)
         return True

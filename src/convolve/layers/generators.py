@@ -20,6 +20,7 @@ from torch import Tensor
 from convolve.layers.hooks import bookkeeping
 from convolve.rng import Key, hash_key
 
+_CPU = torch.device("cpu")
 _keyed_device: ContextVar[torch.device | None] = ContextVar("keyed_device", default=None)
 
 
@@ -63,7 +64,7 @@ class GeneratorStates:
 
 
 @contextmanager
-def keyed_generators(device: torch.device, *key: Key) -> Iterator[None]:
+def keyed_generators(*key: Key, device: torch.device = _CPU) -> Iterator[None]:
     """Seed the global generators by a key inside the block, and restore their states afterwards."""
     before, seed = GeneratorStates.read(device), hash_key(*key)
     token = _keyed_device.set(device)

@@ -68,7 +68,7 @@ class AdoptedModel(Network):
         position = rng.position()
         if not self.training or position is None:
             return self._run(x)
-        with keyed_generators(x.device, *position, "forward"):
+        with keyed_generators(*position, "forward", device=x.device):
             return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class Adopted:
         for micro_batch in batch.micro_batches:
             device = next(self.module.parameters()).device
             position = (self.seed, step, micro_batch.first)
-            with rng.at(*position), keyed_generators(device, *position, "forward"):
+            with rng.at(*position), keyed_generators(*position, "forward", device=device):
                 yield micro_batch
 
     def update_running_stats(self) -> None:

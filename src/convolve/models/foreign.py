@@ -44,7 +44,7 @@ class ModuleSpec:
 
     def build(self, args: BuildArgs, seed: int) -> Network:
         """Build the model on the CPU."""
-        with keyed_generators(torch.device("cpu"), seed, "init", args.name):
+        with keyed_generators(seed, "init", args.name):
             module = self.make(args)
         return adopt_model(module, input_shape=args.input_shape, classes=args.classes, subject=f"model {args.name}")
 
@@ -55,7 +55,7 @@ class ModuleSpec:
     def materialize(self, model: Network, seed: int) -> Network:
         """Allocate a model on the CPU with some weights, to measure its speed."""
         model.to_empty(device="cpu")
-        with torch.no_grad(), keyed_generators(torch.device("cpu"), seed, "materialize"):
+        with torch.no_grad(), keyed_generators(seed, "materialize"):
             for parameter in model.parameters():
                 nn.init.normal_(parameter, std=0.02)
             for buffer in model.buffers():

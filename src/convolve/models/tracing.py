@@ -84,7 +84,7 @@ def trace_module(subject: str, module: nn.Module, input_shape: tuple[int, ...]) 
 def _run(module: nn.Module, input_shape: tuple[int, ...], device: torch.device | str) -> _Call:
     """Run a module and return its call with all calls inside."""
     target = torch.device(device)
-    with keyed_generators(target, "trace"):
+    with keyed_generators("trace", device=target):
         x = torch.empty(SAMPLES, *input_shape, device=target).uniform_()
     root = _Call("", True, x, x._version)
     stack, handles = [root], []
@@ -93,7 +93,7 @@ def _run(module: nn.Module, input_shape: tuple[int, ...], device: torch.device |
             handles.append(child.register_forward_pre_hook(partial(_enter, stack, name), with_kwargs=True))
             handles.append(child.register_forward_hook(partial(_leave, stack), always_call=True))
     try:
-        with torch.no_grad(), rng.at(0, 0, 0), keyed_generators(target, "trace"):
+        with torch.no_grad(), rng.at(0, 0, 0), keyed_generators("trace", device=target):
             root.output = module(x)
     finally:
         for handle in handles:

@@ -45,7 +45,7 @@ class TrainedModel:
 def load_trained(path: Path, *, device_name: str | None = None, user: UserCode = NO_USER_CODE) -> TrainedModel:
     """Load the model of one checkpoint, in evaluation mode; `device_name` overrides the device of its config.
 
-    A model that the user's code defined must be given again: code that a file names is never imported.
+    A model that the user's code defined must be given again: code that a file names is never imported (`plugins`).
     """
     snapshot = load(path)
     state = snapshot.state
@@ -56,11 +56,6 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
         epoch = samples / snapshot.count("samples_per_epoch")
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
-    if user.module is None and ":" in config.model.model:
-        raise CheckpointError(
-            f"{path}: trained with the user's module {config.model.model}, which is never imported unasked; "
-            "give it again with --model"
-        )
     model = build_model(config, transform, len(classes), device.select(device_name or config.run.device), user)
     load_weights(model, snapshot.trained())
     weights = read_provenance(state.get("weights"))

@@ -352,7 +352,7 @@ def train(config: Config, console: Console, user: UserCode = NO_USER_CODE, hooks
         folder = Path(
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
-        with lock_run(folder, collectives):
+        with lock_run(folder, collectives), user.in_use():
             session = open_session(config, folder, console, collectives, user)
             session.hooks = hooks or session.hooks
             return session.run()
@@ -370,7 +370,7 @@ def resume(
     device.configure(config.run.threads)
     with open_collectives(config.parallel) as collectives:
         require_same_start(collectives, config)
-        with lock_run(folder, collectives):
+        with lock_run(folder, collectives), user.in_use():
             session = open_session(config, folder, rank_zero_console(collectives, console), collectives, user)
             session.hooks = hooks or session.hooks
             session.restore()

@@ -10,6 +10,7 @@
     ├── NumericsError     a value overflowed its number format, and the run was to stop then    exit 1
     ├── ParallelError     processes disagree, or one of them is lost                           exit 1
     ├── SandboxError      untrusted input crashed its process, or needed too much time or memory      exit 1
+    ├── GuaranteeError    a guarantee does not hold, and the run was to be strict              exit 2
     └── ExtraError        an optional extra is not installed                                   exit 2
 
 Every message is one line: `subject: problem; remedy`.
@@ -72,6 +73,12 @@ class ParallelError(ConvolveError):
 
 class SandboxError(ConvolveError):
     """Untrusted input crashed the process that read it, or needed too much time or memory."""
+
+
+class GuaranteeError(ConvolveError):
+    """A guarantee does not hold, and the run was to be strict."""
+
+    exit_code = 2
 
 
 class ExtraError(ConvolveError, ImportError):

@@ -1,6 +1,7 @@
 """Entry point: find the command, run it, and turn errors into one line and an exit code."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -8,7 +9,7 @@ from importlib import import_module
 from convolve import __version__
 from convolve.api.session import in_command
 from convolve.distributed.topology import is_rank_zero
-from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
+from convolve.errors import ConfigError, ConvolveError, GuaranteeWarning, suggest, to_one_line
 from convolve.loggers.streams import drop_output, prepare_streams
 
 COMMANDS = {
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in words
     prepare_streams()
+    # The console prints these lines.
+    warnings.simplefilter("ignore", GuaranteeWarning)
     try:
         code = dispatch([word for word in words if word != "--debug"])
     except ConvolveError as error:

@@ -225,7 +225,7 @@ def build(
 def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
     model, shard = partition.part, partition.shard
     rates = layer_rates(model, config.optim.layer_decay)
-    optimizer = build_optimizer(model, config.resolved_optim(), shard.sharding.owns, rates.__getitem__)
+    optimizer = build_optimizer(model, config.resolved_optim(), shard.sharding.owns, lambda name: rates.get(name, 1.0))
     state = TrainState(model, optimizer, execution=numerics.execution, scaler=numerics.scaler, shard=shard)
     if config.optim.ema_decay is not None:
         state.ema = ModelEMA(model, config.optim.ema_decay)

@@ -35,12 +35,16 @@ class UserModule(Protocol):
 
 @dataclass(frozen=True)
 class UserCode:
-    """Objects that replace the named parts of a run. A part that is None is the one that the config names."""
+    """Objects that replace the named parts of a run. A part that is None is the one that the config names.
+
+    In a strict run, a guarantee that these objects do not keep is an error instead of a warning.
+    """
 
     module: UserModule | None = None
     data: Dataset[Reader] | None = None
     loss: Loss | None = None
     metrics: tuple[Metric, ...] = ()
+    strict: bool = False
 
     def in_use(self) -> AbstractContextManager[None]:
         """Return the context of a run, which leaves the user's module as it was."""

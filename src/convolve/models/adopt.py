@@ -97,6 +97,9 @@ class AdoptedModel(Network):
         """Load the state of the module."""
         return self.module.load_state_dict(*args, **kwargs)
 
+    def prefix(self, name: str) -> str:
+        return self._paths[name]
+
     def head(self) -> frozenset[str]:
         layers = [name for name, layer in self.named_modules() if name and any(True for _ in layer.parameters(False))]
         return frozenset(name for name in self.state_dict() if layers and name.startswith(f"{layers[-1]}."))

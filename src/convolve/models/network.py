@@ -68,10 +68,14 @@ class Network(nn.Module):
         """The blocks at which a pipeline stage may start: the first of each group."""
         return [group[0] for group in self._groups]
 
+    def prefix(self, name: str) -> str:
+        """Return the prefix of the names of a block's tensors, without the last dot."""
+        return name.replace("/", ".")
+
     def head(self) -> frozenset[str]:
         """Return the names of the classifier's tensors, which are those of the last block that has any."""
         for name, block in reversed(self.blocks.items()):
-            names = frozenset(f"{name.replace('/', '.')}.{key}" for key in block.state_dict())
+            names = frozenset(f"{self.prefix(name)}.{key}" for key in block.state_dict())
             if names:
                 return names
         return frozenset()
@@ -200,7 +204,7 @@ def layer_rates(model: Network, decay: float) -> dict[str, float]:
     that of the following block with parameters in each block before it."""
     rates, rate = dict[str, float](), 1.0
     for name, block in reversed(model.blocks.items()):
-        parameters = [key for key, _ in block.named_parameters(prefix=name.replace("/", "."))]
+        parameters = [key for key, _ in block.named_parameters(prefix=model.prefix(name))]
         rates.update(dict.fromkeys(parameters, rate))
         rate *= decay if parameters else 1.0
     return rates

@@ -34,6 +34,7 @@ from convolve.engine.build import (
     run_span,
 )
 from convolve.engine.callbacks import LogCallback, evaluate_state, log_trigger
+from convolve.engine.guarantees import LostGuarantee, find_lost, report_lost
 from convolve.engine.loop import StepEvent, StopRequest, fit, stop_on_signals
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState, load_weights
@@ -86,6 +87,7 @@ class Session:
     started: float
     user: UserCode = NO_USER_CODE
     hooks: Hooks = field(default_factory=Hooks)
+    lost_guarantees: tuple[LostGuarantee, ...] = ()
     best: EvalResult | None = None
     early_stop: dict[str, Any] = field(default_factory=dict)
     stopped_early: str | None = None
@@ -188,6 +190,7 @@ class Session:
             self.console.info(to_one_line(f"skipped entries of the data: {reasons}"))
             entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
             self.outputs.emit("skipped_entries", entries=entries)
+        report_lost(self.lost_guarantees, self.console, self.outputs.emit)
         choice = self.numerics.choice
         if choice.execution != "plain":
             self.console.info(f"numerics {choice}")
@@ -289,6 +292,7 @@ class Session:
             "end_to_end_seconds": report.seconds,
             "metrics": dict(report.metrics),
             **({"weights": self.weights} if self.weights else {}),
+            "lost_guarantees": [lost.to_json() for lost in self.lost_guarantees],
         }
 
 
@@ -320,6 +324,7 @@ def open_session(
         weights = find_weights(config, console)
         model = build_initial_model(config, data, console, user, weights)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    lost = find_lost(model, data, config, user)
     state, parts = build(config=config, data=data, collectives=collectives, numerics=numerics, model=model, user=user)
     return Session(
         config=config,
@@ -336,6 +341,7 @@ def open_session(
         started=started,
         user=user,
         weights=weights.to_json() if weights else None,
+        lost_guarantees=tuple(lost),
     )
 
 

@@ -36,6 +36,7 @@ OPTIONAL: dict[str, str] = {
     "steps": "optimizer steps",
     "weights": "name, source, license and sha256 of the initial weights",
     "data_wait_share": "fraction of the training time spent waiting for data",
+    "lost_guarantees": "guarantees that the user's code does not keep, with the reasons",
     "metrics": "the user's metrics on the test images, by name",
 }
 """Keys that a training run adds."""

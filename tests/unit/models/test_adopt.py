@@ -25,6 +25,9 @@ from convolve.models.user import UserModel
 from convolve.runs import session
 from digit_runs import StoppingConsole, digits_config, weights_hash
 
+# `Drawing` draws on purpose; tests/unit/engine/test_guarantees.py is about the warning.
+pytestmark = pytest.mark.filterwarnings("ignore::convolve.errors.GuaranteeWarning")
+
 
 def layers(dropout: float = 0.3) -> nn.Sequential:
     torch.manual_seed(5)

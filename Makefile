@@ -44,8 +44,10 @@ coverage: $(READY_DEV)
 	$(BIN)/coverage report --skip-covered --sort=cover | tail -n 40
 
 # Every fault as often as promised, a quarter of an hour; a kind that was tried less often fails it. One table at the end.
+# Then all other tests that `make test` leaves out because they take long.
 faults: $(READY_DEV)
 	FAULTS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 --dist worksteal -m "" -v
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not network" --ignore tests/faults
 
 # Mutated inputs for every reader, with coverage feedback: a minute in all, or `make fuzz SECONDS=7200`.
 fuzz: $(VENV)/.ready-fuzz

@@ -77,7 +77,7 @@ def test_two_hundred_digits_get_the_same_class(program, package, trained, tmp_pa
     )
 
 
-def make_pictures(folder):
+def make_images(folder):
     """Digits as people send them: dark on light, colored, transparent, with a palette, as JPEG, in any size."""
     test, random = load_digits().test, np.random.default_rng(0)
     files = []
@@ -101,12 +101,14 @@ def make_pictures(folder):
 
 def test_the_input_is_the_same_byte_for_byte(program, package, tmp_path):
     _, metadata = open_export("aoti", package)
-    files = make_pictures(tmp_path)
+    files = make_images(tmp_path)
     done = classify(program, "--pixels", package, *files)
     assert done.returncode == 0, done.stderr
     theirs = dict(line.split("\t") for line in done.stdout.splitlines())
     for path in files:
-        assert theirs[str(path)] == preprocess(read_image(path, channels=1), metadata).tobytes().hex(), path.name
+        assert theirs[str(path)] == preprocess(read_image(path, channels=1), metadata.input_spec).tobytes().hex(), (
+            path.name
+        )
 
 
 def test_a_narrow_image_differs_by_a_few_levels_at_most(program, package, tmp_path):
@@ -116,12 +118,12 @@ def test_a_narrow_image_differs_by_a_few_levels_at_most(program, package, tmp_pa
     Image.fromarray(255 - load_digits().test.images[3, :, :, 0]).resize((33, 140)).save(path)
     done = classify(program, "--pixels", package, path)
     theirs = np.frombuffer(bytes.fromhex(done.stdout.split("\t")[1]), np.uint8).astype(int)
-    ours = preprocess(read_image(path, channels=1), metadata).reshape(-1).astype(int)
+    ours = preprocess(read_image(path, channels=1), metadata.input_spec).reshape(-1).astype(int)
     assert np.abs(ours - theirs).max() <= 8
 
 
 def test_a_damaged_image_is_named_and_the_others_are_classified(program, package, tmp_path):
-    good, bad = make_pictures(tmp_path)[0], tmp_path / "bad.png"
+    good, bad = make_images(tmp_path)[0], tmp_path / "bad.png"
     bad.write_bytes(good.read_bytes()[:50])
     done = classify(program, package, bad, tmp_path / "absent.png", good)
     assert done.returncode == 1

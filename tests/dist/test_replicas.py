@@ -50,6 +50,7 @@ def test_replicas_with_accumulation_agree_to_rounding(tmp_path):
     assert max(float((one[name] - many[name]).abs().max()) for name in one) <= 1e-6
 
 
+@pytest.mark.slow
 def test_the_same_command_joins_under_torchrun(tmp_path):
     """The weights are those of processes that found each other without it."""
     words = [*SMALL, "--batch-size", "16", "--replicas", "2", "--json", "--run-dir"]

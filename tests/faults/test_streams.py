@@ -70,7 +70,7 @@ def test_a_run_on_a_full_disk_of_output_continues_to_the_end(tmp_path):
     assert_complete(tmp_path / "run")
 
 
-@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [pytest.param((1,), marks=pytest.mark.slow), (0, 1, 2)])
 def test_a_run_with_closed_streams_continues_to_the_end(closed, tmp_path):
     def close():
         for number in closed:
@@ -81,7 +81,7 @@ def test_a_run_with_closed_streams_continues_to_the_end(closed, tmp_path):
     assert_complete(tmp_path / "run")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_run_in_a_folder_of_any_name_prints_in_any_encoding(encoding, tmp_path):
     folder = tmp_path / os.fsdecode("数字 ".encode() + b"\xff")
     process = start(
@@ -99,7 +99,7 @@ def test_a_run_in_a_folder_of_any_name_prints_in_any_encoding(encoding, tmp_path
     assert_complete(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_that_loses_its_terminal_saves_and_stops(number, tmp_path):
     folder = tmp_path / "run"
     words = [*BASE, "--no-report", "--epochs", "500", "--ckpts-per-epoch", "0", "--validation-mode", "none"]

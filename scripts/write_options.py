@@ -1,4 +1,4 @@
-"""Write src/convolve/api/options.py: every option of the schema as typed keyword arguments.
+"""Write src/convolve/config/options.py: every option of the schema as typed keyword arguments.
 
 Run it after a change of an option: `python scripts/write_options.py`. A test fails if the file is not current.
 """
@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from convolve.config.schema import SECTIONS
 
-TARGET = Path(__file__).parents[1] / "src" / "convolve" / "api" / "options.py"
+TARGET = Path(__file__).parents[1] / "src" / "convolve" / "config" / "options.py"
 NAMES = {
     "model": "ModelOptions",
     "data": "DataOptions",

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from convolve.api.callbacks import Callback
     from convolve.api.classifier import Classifier
-    from convolve.api.options import ResumeOptions
     from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source
+    from convolve.config.options import ResumeOptions
     from convolve.engine.user_code import UserCode
     from convolve.export.export import ExportReport
     from convolve.runs.average import AverageReport

@@ -81,7 +81,7 @@ def convert(source: str | Path, target: str | Path) -> ConvertReport:
 def serve(
     *runs: str | Path,
     options: ServeOptions | None = None,
-    on_start: Callable[[ServerInfo], object] = lambda info: None,
+    on_start: Callable[[ServerInfo], object] | None = None,
     progress: bool | Console | None = None,
 ) -> signal.Signals | None:
     """Serve trained models over HTTP until a signal arrives, and return it.
@@ -94,4 +94,5 @@ def serve(
     with session(), open_progress(progress) as console:
         from convolve.serving import server
 
-        return server.serve([str(run) for run in runs], options or server.ServeOptions(), console, on_start)
+        listening = on_start or (lambda info: None)
+        return server.serve([str(run) for run in runs], options or server.ServeOptions(), console, listening)

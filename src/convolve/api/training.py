@@ -22,7 +22,7 @@ from convolve.loggers.base import Console
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from convolve.api.options import Options
+    from convolve.config.options import Options
     from convolve.engine.loop import StopRequest
     from convolve.engine.user_code import UserCode
     from convolve.runs.results import TrainReport

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, open_console, print_json, print_result, print_table
 from convolve.compat.options import translate_program
@@ -33,24 +34,13 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse(translate_program("data", argv))
     if options.action != "list" and options.name is None:
         raise ConfigError(f"data {options.action}: name a data set; list them with `convolve data list`")
-    if options.action == "prepare":
-        _check_prepare(options)
+    if options.action == "prepare" and options.target is None:
+        raise ConfigError("data prepare: name the folder with images and a new folder to write to")
     return ACTIONS[options.action](options)
 
 
-def _check_prepare(options: Namespace) -> None:
-    if options.target is None:
-        raise ConfigError("data prepare: name the folder with images and a new folder to write to")
-    for name, low, high in (("image_size", 1, 4096), ("quality", 1, 100), ("shard_samples", 1, 1_000_000)):
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {low} to {high}")
-
-
 def _list(options: Namespace) -> int:
-    from convolve.data import check
-
-    datasets = check.list_datasets()
+    datasets = convolve.data.list()
     if options.json:
         print_json({"datasets": datasets})
         return 0
@@ -63,10 +53,8 @@ def _list(options: Namespace) -> int:
 
 
 def _get(options: Namespace) -> int:
-    from convolve.data import check
-
     with open_console(options.json) as console:
-        report = check.fetch_dataset(options.name, progress=console.progress)
+        report = convolve.data.get(options.name, progress=console)
     print(f"{report.name}: {'fetched to' if report.fetched else 'already in'} {report.place}")
     if options.json:
         print_json(report)
@@ -75,10 +63,8 @@ def _get(options: Namespace) -> int:
 
 def _check(options: Namespace) -> int:
     """Check a data set; exit code 1 if an image is broken or a prepared file differs from what was written."""
-    from convolve.data import check
-
     with open_console(options.json) as console:
-        report = check.check_data(options.name, announce=console.info, progress=console.progress)
+        report = convolve.data.check(options.name, progress=console)
     print_result(report, options.json, _print_check)
     return 1 if any(issue.kind in ("broken", "checksum") for issue in report.findings) else 0
 
@@ -95,11 +81,15 @@ def _print_check(report: "DataReport") -> None:
 
 
 def _prepare(options: Namespace) -> int:
-    from convolve.data import prepare
-
-    how = prepare.PrepareOptions(options.format, options.image_size, options.quality, options.shard_samples)
-    with open_console(options.json) as console:
-        report = prepare.prepare_images(Path(options.name), options.target, how, options.workers, console.progress)
+    report = convolve.data.prepare(
+        options.name,
+        options.target,
+        format=options.format,
+        image_size=options.image_size,
+        quality=options.quality,
+        shard_samples=options.shard_samples,
+        workers=options.workers,
+    )
     print(
         f"{report.place}: {report.train_samples:,} training and {report.test_samples:,} test images in "
         f"{report.files} files, {format_bytes(report.stored_bytes)}; train with --data-dir {report.place}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve import device
+import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, print_result, print_table
 
@@ -27,19 +27,20 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe(options: Namespace) -> None:
-    device.prepare()
-    from convolve.runs import describe
-
+    convolve.prepare()
     if options.name is None:
-        print_result(
-            describe.list_models(), options.json, lambda models: print_table(("model", "summary"), models.items())
-        )
+        models = {info.name: info.summary for info in convolve.models.list()}
+        print_result(models, options.json, lambda models: print_table(("model", "summary"), models.items()))
     elif options.schedule:
-        print_result(describe.trace_schedule(options.name), options.json, _print_schedule)
+        from convolve.runs.describe import trace_schedule
+
+        print_result(trace_schedule(options.name), options.json, _print_schedule)
     else:
-        summary = describe.describe_model(options.name)
+        summary = convolve.models.describe(options.name)
         if options.graph is not None:
-            describe.write_svg(summary, options.graph)
+            from convolve.runs.describe import write_svg
+
+            write_svg(summary, options.graph)
         print_result(summary, options.json, _print_summary)
 
 

@@ -7,13 +7,18 @@ whose default is None ends with the effective default in brackets; other default
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from convolve.config.section import Section
 from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from convolve.config.options import ConfigOptions
 
 NormType = Literal["batch", "group", "layer", "none"]
 Padding = Literal["symmetric", "same"]
@@ -270,7 +275,7 @@ class Config(BaseModel):
         return optim.model_copy(update=resolved)
 
     @classmethod
-    def read(cls, source: str | Path, name: str | None = None, **options: Any) -> "Config":
+    def read(cls, source: str | Path, name: str | None = None, **options: "Unpack[ConfigOptions]") -> "Config":
         """Return a named config, or one of a YAML file: the config of a run, or the one called `name`.
 
         A `str` is the name of a shipped config, a `Path` a file. Options are set on top.
@@ -285,7 +290,7 @@ class Config(BaseModel):
 
         return dump(self)
 
-    def replace(self, **options: Any) -> "Config":
+    def replace(self, **options: "Unpack[ConfigOptions]") -> "Config":
         """Return a copy with these options changed, checked by every rule."""
         # The loader imports this module.
         from convolve.config.loading import replace_options

@@ -1,1 +1,14 @@
-"""Data sets: catalog, lookup, file formats, augmentation and loading."""
+"""Data sets: readers, augmentation, loaders, checks and preparation.
+
+The public functions, such as `convolve.data.list` and `convolve.data.loader`, are in `api/data.py`.
+"""
+
+from convolve import lazy
+
+__all__ = lazy.install(
+    __name__,
+    {
+        "convolve.api.data": ("Feed", "check", "get", "list", "loader", "open", "prepare"),
+        "convolve.data.user": ("KeyedDataset", "MapDataset"),
+    },
+)

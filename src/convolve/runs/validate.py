@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from convolve import device
 from convolve.checkpoint.averaging import list_averages
@@ -62,7 +63,7 @@ def validate(
     paths = find_checkpoints(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
     given = {"data_dir": data_dir, "valid_batch_size": batch_size}
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     records = []
     data: DataModule | None = None
     for number, checkpoint in enumerate(chosen):

@@ -1,0 +1,9 @@
+from convolve.api.data import Feed as Feed
+from convolve.api.data import check as check
+from convolve.api.data import get as get
+from convolve.api.data import list as list
+from convolve.api.data import loader as loader
+from convolve.api.data import open as open
+from convolve.api.data import prepare as prepare
+from convolve.data.user import KeyedDataset as KeyedDataset
+from convolve.data.user import MapDataset as MapDataset

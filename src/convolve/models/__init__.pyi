@@ -1,0 +1,4 @@
+from convolve.api.models import ModelInfo as ModelInfo
+from convolve.api.models import create as create
+from convolve.api.models import describe as describe
+from convolve.api.models import list as list

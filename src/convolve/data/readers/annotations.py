@@ -15,14 +15,21 @@ import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from convolve.data.readers.image_folder import images_in, index_files, is_image_name
+from convolve.data.readers.image_folder import BOXES_FILE, images_in, index_files, is_image_name
 from convolve.data.readers.index import Index, SkippedEntries, load_or_build, signature
 from convolve.data.readers.mat_file import read_synsets
 from convolve.directory import read_regular
 from convolve.errors import DataError
 
 TINY = "val_annotations.txt"
+LABEL_FILE = "labels.csv"
+_COMPANIONS = ("meta.mat", "wnids.txt", "words.txt", "LOC_synset_mapping.txt")
 _NEARBY = (".", "..", "../..", "../../..", "ILSVRC2012_devkit_t12/data", "devkit/data", "../ILSVRC2012_devkit_t12/data")
+
+
+def is_annotation(name: str) -> bool:
+    """Check for the name of a file that belongs to a data set without being an image."""
+    return name in _READERS or name in (TINY, LABEL_FILE, BOXES_FILE, *_COMPANIONS) or name.endswith("_boxes.txt")
 
 
 def find_annotations(root: Path, split: Path) -> Path | None:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from convolve.data.readers.annotations import LABEL_FILE
 from convolve.data.readers.image_folder import EXTENSIONS, TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES, index_files
 from convolve.data.readers.index import Index, SkippedEntries, load_or_build, signature
 from convolve.directory import read_regular
 from convolve.errors import DataError
 
-NAME = "labels.csv"
 _FILE_HEADINGS = ("file", "filename", "file_name", "image", "path", "id", "image_id", "name")
 _LABEL_HEADINGS = ("label", "labels", "class", "category", "target")
 _SPLIT_OF = {
@@ -53,7 +53,7 @@ def find_label_file(root: Path) -> Path | None:
     """Return the table of a data folder, or the path itself if it is a table."""
     if root.is_file() and root.suffix.lower() == ".csv":
         return root
-    path = root / NAME
+    path = root / LABEL_FILE
     return path if path.is_file() else None
 
 

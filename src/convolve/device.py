@@ -1,4 +1,6 @@
-"""Devices, CPU capabilities, threads and memory of this machine. The only file that names kinds of accelerators.
+"""Devices, CPU capabilities, threads and memory of this machine.
+
+Kinds of accelerators are those of torch or registered with it (`torch.accelerator`); no file names them.
 
 CPU flags are not reliable. Some virtual machines advertise AMX, and a bf16 matmul that uses it ends the process with an
 illegal instruction, which cannot be caught. So capabilities are found by running the operation in a child process. The
@@ -15,13 +17,15 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve.errors import DeviceError
+from convolve.errors import ConvolveError, DeviceError, DeviceFailedError, to_one_line
 from convolve.files import atomic_file
 from convolve.interpreter import code_arguments
 
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     import torch
 
 
-KINDS = ("cuda", "mps", "xpu", "npu")
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -181,8 +184,8 @@ def available() -> list[str]:
     """Return the kinds of devices that are available, the best first, `cpu` always last."""
     import torch
 
-    found = [kind for kind in KINDS if getattr(getattr(torch, kind, None), "is_available", lambda: False)()]
-    return [*found, "cpu"]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ["cpu"] if accelerator is None else [accelerator.type, "cpu"]
 
 
 def configure(threads: int | None, *, deterministic: bool = True) -> None:
@@ -199,19 +202,79 @@ def configure(threads: int | None, *, deterministic: bool = True) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def select(name: str) -> torch.device:
-    """Return the device of a name; `auto` is the best one available."""
+def select(name: str, environment: Mapping[str, str] | None = None) -> torch.device:
+    """Return the device of a name; `auto` is the best one available. Does not touch the device.
+
+    Several processes of a host use one accelerator each, numbered by LOCAL_RANK, unless the name has a number.
+    """
     import torch
 
+    env = os.environ if environment is None else environment
     kinds = available()
-    kind, _, index = name.partition(":")
-    if name == "auto":
-        return torch.device(kinds[0])
-    if kind not in (*KINDS, "cpu") or (index and not index.isdigit()):
-        raise DeviceError(f"--device {name}: unknown device; choose auto or one of {', '.join(kinds)}")
-    if kind not in kinds:
+    try:
+        requested = torch.device(kinds[0] if name == "auto" else name)
+    except RuntimeError:
+        raise DeviceError(
+            f"--device {name}: unknown device; choose auto or one of {', '.join(kinds)}, "
+            "or install its extension of PyTorch"
+        ) from None
+    if requested.type not in kinds:
         raise DeviceError(f"--device {name}: not available on this machine; choose auto or one of {', '.join(kinds)}")
-    return torch.device(name)
+    if requested.type == "cpu":
+        return torch.device("cpu")
+    return _check_index(requested, env.get("LOCAL_RANK", env.get("SLURM_LOCALID")), name)
+
+
+def _check_index(requested: torch.device, local_rank: str | None, name: str) -> torch.device:
+    """Return the device with its number; no two processes use the same one."""
+    import torch
+
+    count = torch.accelerator.device_count()
+    index = int(local_rank or 0) if requested.index is None else requested.index
+    if index >= count:
+        have = f"this host has {count} {requested.type} device{'s' * (count != 1)}"
+        if requested.index is not None:
+            raise DeviceError(f"--device {name}: {have}; choose a smaller number")
+        raise DeviceError(
+            f"--device {name}: local rank {index} has no device, {have}; start at most {count} processes on it, or use "
+            "--device cpu"
+        )
+    return torch.device(requested.type, index)
+
+
+def use(device: torch.device) -> None:
+    """Make an accelerator the current one of this process. Call before computing or communicating with it."""
+    import torch
+
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)
+
+
+def explain_failure(error: RuntimeError, device: torch.device) -> ConvolveError | None:
+    """Return the error of a device that is out of memory or failed, or None if the device is not the cause."""
+    import torch
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, (torch.OutOfMemoryError, torch.AcceleratorError)):
+        cause = cause.__cause__
+    problem = to_one_line(str(cause)).partition(". ")[0]
+    if isinstance(cause, torch.OutOfMemoryError):
+        return DeviceError(
+            f"--device {device}: out of memory ({problem}); use a smaller --batch-size with more "
+            "--gradient-accumulation-count, --enable-recomputation, or more --shards"
+        )
+    if cause is not None:
+        return DeviceFailedError(
+            f"--device {device}: failed ({problem}); resume with `convolve restore` on a working device"
+        )
+    return None
+
+
+def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor to a device. The host does not wait: the copy is made from pinned memory."""
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:
@@ -222,8 +285,13 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+@cache
 def accumulation_dtype(device: torch.device) -> torch.dtype:
     """Return the widest float format in which the device can sum."""
     import torch
 
-    return torch.float32 if device.type == "mps" else torch.float64
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64

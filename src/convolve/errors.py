@@ -6,6 +6,7 @@
     │   └── ImageTooLargeError   an image has more pixels than are accepted                    exit 1
     ├── CheckpointError   a checkpoint is missing, damaged or does not fit                     exit 1
     ├── DeviceError       a device or a capability of it is not available                      exit 2
+    ├── DeviceFailedError a device stopped working during a run                                exit 1
     ├── DivergedError     the loss is not finite                                               exit 1
     ├── NumericsError     a value overflowed its number format, and the run was to stop then    exit 1
     ├── ParallelError     processes disagree, or one of them is lost                           exit 1
@@ -57,6 +58,10 @@ class DeviceError(ConvolveError):
     """A device, or a capability of it, is not available."""
 
     exit_code = 2
+
+
+class DeviceFailedError(ConvolveError):
+    """A device stopped working during a run."""
 
 
 class DivergedError(ConvolveError):

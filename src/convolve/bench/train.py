@@ -291,7 +291,7 @@ def _open(config: Config, console: Console, stack: ExitStack) -> BenchRun:
     registry.check(config.model)
     resolve_splits(build_on_meta(config), config)
     device.configure(config.run.threads)
-    collectives = stack.enter_context(open_collectives(config.parallel))
+    collectives = stack.enter_context(open_collectives(config.parallel, device.select(config.run.device)))
     require_same_start(collectives, config)
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="convolve-")))
     return open_bench_run(config, folder, rank_zero_console(collectives, console), collectives)

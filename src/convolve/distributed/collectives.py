@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from convolve import __version__
 from convolve.config import Config, ParallelConfig
+from convolve.device import explain_failure, use
 from convolve.distributed.launch.local import STORE_VARIABLE
 from convolve.distributed.launch.slurm import first_host
 from convolve.distributed.positions import Positions, PublishedPositions
@@ -34,6 +35,7 @@ from convolve.distributed.topology import Topology, find_topology
 from convolve.errors import ParallelError
 from convolve.loggers.base import Console, SilentConsole
 
+CPU = torch.device("cpu")
 # Options that may differ between hosts.
 HOST_OPTIONS = ("data_dir", "threads", "workers", "device")
 
@@ -169,7 +171,7 @@ class DistributedCollectives:
         collected = dict(tensors)
         for rank in range(1, world):
             if self.topology.rank == rank:
-                packed = pack_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+                packed = pack_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
                 data = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
                 dist.send(torch.tensor([len(data)]), 0)
                 dist.send(data, 0)
@@ -183,14 +185,30 @@ class DistributedCollectives:
 
 
 @contextmanager
-def open_collectives(config: ParallelConfig) -> Iterator[Collectives]:
-    """Join the processes of a run and leave them at the end of the block."""
+def open_collectives(config: ParallelConfig, device: torch.device = CPU) -> Iterator[Collectives]:
+    """Join the processes of a run, each with a device, and leave them at the end of the block.
+
+    A device that fails inside the block is an error of one line.
+    """
     topology = find_topology(config)
-    if topology.world == 1:
-        yield SingleProcess()
-        return
+    use(device)
     try:
-        collectives = _join(topology)
+        if topology.world == 1:
+            yield SingleProcess()
+        else:
+            with _joined(topology, device) as collectives:
+                yield collectives
+    except RuntimeError as error:
+        explained = explain_failure(error, device)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+@contextmanager
+def _joined(topology: Topology, device: torch.device) -> Iterator["DistributedCollectives"]:
+    try:
+        collectives = _join(topology, device)
         try:
             yield collectives
         except RuntimeError as error:
@@ -220,14 +238,16 @@ def _is_timeout(error: RuntimeError) -> bool:
     return isinstance(error, CollectiveTimeout) or "timed out" in str(error).lower()
 
 
-def _join(topology: Topology) -> DistributedCollectives:
+def _join(topology: Topology, device: torch.device) -> DistributedCollectives:
     if "MASTER_ADDR" not in os.environ and "SLURM_JOB_NODELIST" in os.environ:
         # Slurm sets no address.
         os.environ["MASTER_ADDR"] = first_host(os.environ["SLURM_JOB_NODELIST"])
         os.environ.setdefault("MASTER_PORT", "29500")
     try:
         store = _open_store(topology)
-        dist.init_process_group("gloo", store=store, rank=topology.rank, world_size=topology.world, timeout=TIMEOUT)
+        dist.init_process_group(
+            _backends(device), store=store, rank=topology.rank, world_size=topology.world, timeout=TIMEOUT
+        )
     except (RuntimeError, ValueError, OSError) as error:
         address = os.environ.get(STORE_VARIABLE) or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ParallelError(
@@ -239,6 +259,13 @@ def _join(topology: Topology) -> DistributedCollectives:
     positions = PublishedPositions(_get_default_store(), topology.rank, topology.world)
     positions.start()
     return DistributedCollectives(topology, replicas, stages, positions)
+
+
+def _backends(device: torch.device) -> str:
+    """Return the backends of a process group: gloo for tensors of the host, that of the device for its tensors."""
+    if device.type == "cpu":
+        return "gloo"
+    return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
 
 
 def _open_store(topology: Topology) -> Store | None:

@@ -63,7 +63,8 @@ class Bucket:
 
     def __post_init__(self) -> None:
         sizes = [parameter.numel() for parameter in self.parameters]
-        self.flat = torch.zeros(sum(sizes) + self.payload_size, dtype=self.parameters[0].dtype)
+        first = self.parameters[0]
+        self.flat = torch.zeros(sum(sizes) + self.payload_size, dtype=first.dtype, device=first.device)
         pieces = self.flat[: sum(sizes)].split(sizes)  # type: ignore[no-untyped-call]
         self.gradients = [
             piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
@@ -167,7 +168,7 @@ class BucketedAllReduce:
 
 
 def build(collectives: Collectives, model: nn.Module, payload_size: int) -> GradientSync:
-    """Return the gradient sync of a model: through shared memory if possible, else through sockets."""
+    """Return the gradient sync of a model: through shared memory if possible, else by the backend of its device."""
     if collectives.topology.replicas == 1:
         return NoSync()
     buckets = fill_buckets([parameter for parameter in model.parameters() if parameter.requires_grad], payload_size)
@@ -182,5 +183,5 @@ def build(collectives: Collectives, model: nn.Module, payload_size: int) -> Grad
         return finish
 
     largest = max(bucket.flat.numel() for bucket in buckets)
-    reduce = open_shared_memory(collectives, largest) or all_reduce
-    return BucketedAllReduce(buckets, reduce, collectives.positions)
+    shared = open_shared_memory(collectives, largest) if buckets[0].flat.device.type == "cpu" else None
+    return BucketedAllReduce(buckets, shared or all_reduce, collectives.positions)

@@ -19,7 +19,7 @@ from convolve.config import Config, ModelConfig
 from convolve.data.build import DataModule, fit_normalization, load_dataset
 from convolve.data.catalog import dataset_info
 from convolve.data.transforms.normalize import Transform
-from convolve.distributed import gradient_sync
+from convolve.distributed import gradient_sync, stop_votes
 from convolve.distributed.collectives import Collectives
 from convolve.distributed.partition import Partition, partition_model
 from convolve.engine.ema import ModelEMA
@@ -213,6 +213,7 @@ def build(
         seed=config.run.seed,
         collectives=collectives,
         grad_sync=grad_sync,
+        stop_votes=stop_votes.build(collectives, data.device),
         sharding=partition.shard.sharding,
         metrics=metrics,
         objective=objective,

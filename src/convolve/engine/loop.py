@@ -124,17 +124,14 @@ def fit(
     All processes stop after the same step. The timer runs during steps and timed callbacks.
     """
     stop, timer, event = stop or StopRequest(), timer or Timer(), None
-    collectives = parts.collectives
     state.model.train()
     for batch in batches:
         if state.samples >= total:
             break
         before = state.samples
-        collectives.positions.step = state.step + 1
+        parts.collectives.positions.step = state.step + 1
         stopped = stop.requested
-        stop_votes = train_step(state, batch, parts, stop=stopped)
-        if collectives.topology.world > 1:
-            stopped = bool(collectives.sum_over_stages(stop_votes) > 0)
+        stopped = parts.stop_votes.decide(stopped, train_step(state, batch, parts, stop=stopped))
         last = state.samples >= total or stopped
         event = StepEvent(state, before, last, stopped, timer)
         _run_callbacks(callbacks, event)

@@ -11,6 +11,7 @@ from convolve.device import accumulation_dtype
 from convolve.distributed.collectives import Collectives, SingleProcess
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.optimizer_sharding import NoSharding, OptimizerSharding
+from convolve.distributed.stop_votes import OwnVote, StopVotes
 from convolve.engine.evaluate import LogitsFn
 from convolve.engine.forward_backward import ForwardBackwardFn
 from convolve.engine.metrics import Metrics, NullMetrics
@@ -40,6 +41,7 @@ class StepParts:
     seed: int = 0
     collectives: Collectives = field(default_factory=SingleProcess)
     grad_sync: GradientSync = field(default_factory=NoSync)
+    stop_votes: StopVotes = field(default_factory=OwnVote)
     sharding: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
     metrics: Metrics = field(default_factory=NullMetrics)
     objective: Objective = field(default_factory=Objective)
@@ -54,8 +56,7 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     finite. If they are, clip them, update the weights under the rounding policy and the average of the weights.
     Otherwise the step is skipped and counted: position and schedule advance, weights do not change.
 
-    Returns the number of replicas that passed `stop`, still on the device: read it only if there is more than one
-    process.
+    Returns the number of replicas that passed `stop`, still on the device.
     """
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
     parts.forward_backward.run(batch, state.step, state.scaler.scale)

@@ -69,9 +69,10 @@ class StepStatistics(_BatchNorm):
         """Return and reset the sums since the last step, as one flat tensor: means, variances, samples and passes."""
         assert self.running_mean is not None, "statistics are tracked"
         sums = self.running_mean.new_zeros(2, self.num_features) if self._sums is None else self._sums
-        counts = sums.new_tensor([self._seen, self._passes])
+        # Filled on the device: a copy from the host would have to be waited for.
+        counts = (sums.new_full((1,), self._seen), sums.new_full((1,), self._passes))
         self._sums, self._seen, self._passes = None, 0, 0.0
-        return torch.cat((sums.flatten(), counts))
+        return torch.cat((sums.flatten(), *counts))
 
     def update_running_stats(self, sums: Tensor, momentum: float | None = None) -> None:
         """Update the running statistics by the sums over all replicas; momentum 1 replaces them.
@@ -135,12 +136,12 @@ class BatchNorm2d(StepStatistics, nn.BatchNorm2d):
         with torch.no_grad():
             wide = x.to(accumulation_dtype(x.device))
             sums = wide.sum(dim=(0, 2, 3)), wide.square_().sum(dim=(0, 2, 3))
-            total = add(torch.cat((*sums, sums[0].new_tensor([x.numel() // self.num_features]))))
+            total = add(torch.cat((*sums, sums[0].new_full((1,), x.numel() // self.num_features))))
             mean, square = (total[:-1] / total[-1]).view(2, -1)
             variance = (square - mean * mean).clamp_min_(0)
             unbiased = variance * (total[-1] / (total[-1] - 1).clamp_min(1))
         center, spread = mean.float(), variance.float()
-        through = _SyncStatistics.apply(x, center, spread, self.eps, float(total[-1]), add)  # type: ignore[no-untyped-call]
+        through = _SyncStatistics.apply(x, center, spread, self.eps, total[-1], add)  # type: ignore[no-untyped-call]
         out = functional.batch_norm(through, center, spread, self.weight, self.bias, False, 0.0, self.eps)
         return out, torch.stack((center, unbiased.float())), 1 / add.members
 
@@ -149,7 +150,7 @@ class _SyncStatistics(torch.autograd.Function):
     """Identity whose backward pass adds the gradient through the statistics of a span."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: float, add: SpanSum) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, eps: float, count: Tensor, add: SpanSum) -> Tensor:
         ctx.save_for_backward(x, mean, (variance + eps).rsqrt())
         ctx.count, ctx.add = count, add
         return x.view_as(x)
@@ -175,7 +176,8 @@ class NormStatistics:
         self._norms = [module for module in model.modules() if isinstance(module, StepStatistics)]
         self._seen = [norm.has_sums for norm in self._norms]
         self._sums = [norm.take_sums() for norm in self._norms]
-        self.pending_sums = torch.cat(self._sums) if self._sums else torch.empty(0)
+        device = next(model.parameters()).device
+        self.pending_sums = torch.cat(self._sums) if self._sums else torch.empty(0, device=device)
 
     def update_running_stats(self, total: Tensor) -> None:
         """Update all running statistics once, by the sums over all replicas."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convolve import rng
+from convolve.device import synchronize
 from convolve.layers.chain import FusingLayer, run_chain
 from convolve.models.network import Network
 
@@ -40,7 +41,7 @@ class Timing:
 
 
 def time_blocks(model: Network, samples: int, seconds: float) -> Timing:
-    """Measure every block of a model on the CPU, for micro batches of `samples`, in about `seconds`."""
+    """Measure every block of a model on its device, for micro batches of `samples`, in about `seconds`."""
     model.train()
     _time_pass(model, 2)
     pair = sum(map(sum, _time_pass(model, 2)))
@@ -59,20 +60,21 @@ def time_blocks(model: Network, samples: int, seconds: float) -> Timing:
 
 def _time_pass(model: Network, samples: int) -> list[tuple[float, float]]:
     """Return forward and backward seconds of each block in one pass."""
-    x = torch.rand(samples, *model.input_shape).contiguous(memory_format=torch.channels_last)
+    device = next(model.parameters()).device
+    x = torch.rand(samples, *model.input_shape).contiguous(memory_format=torch.channels_last).to(device)
     passes, arrived = _find_passes(model), dict[str, float]()
-    times = [time.perf_counter()]
+    times = [_finished(device)]
     for name, modules in passes.items():
         if x.requires_grad:
             x.register_hook(partial(_record, arrived, name))  # type: ignore[no-untyped-call]
         with rng.at(seed=0, step=0, first=0):
             x = run_chain(modules, x)
-        times.append(time.perf_counter())
-    loss = functional.cross_entropy(x, torch.zeros(samples, dtype=torch.int64))
-    turned = time.perf_counter()
+        times.append(_finished(device))
+    loss = functional.cross_entropy(x, torch.zeros(samples, dtype=torch.int64, device=device))
+    turned = _finished(device)
     times[-1] = turned
     torch.autograd.backward(loss)
-    ended = time.perf_counter()
+    ended = _finished(device)
     forward = [after - before for before, after in zip(times, times[1:], strict=False)]
     backward = _spans(list(passes), arrived, (turned, ended))
     measured = dict(zip(passes, zip(forward, backward, strict=True), strict=True))
@@ -92,7 +94,13 @@ def _find_passes(model: Network) -> dict[str, list[nn.Module]]:
 
 
 def _record(arrived: dict[str, float], name: str, gradient: Tensor) -> None:
-    arrived[name] = time.perf_counter()
+    arrived[name] = _finished(gradient.device)
+
+
+def _finished(device: torch.device) -> float:
+    """Return the time at which the device has finished all queued work."""
+    synchronize(device)
+    return time.perf_counter()
 
 
 def _spans(names: Sequence[str], arrived: dict[str, float], ends: tuple[float, float]) -> list[float]:

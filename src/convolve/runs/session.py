@@ -351,7 +351,7 @@ def train(config: Config, console: Console, user: UserCode = NO_USER_CODE, hooks
     if user.module is None:
         registry.check(config.model)
         resolve_splits(build_on_meta(config), config)
-    with open_collectives(config.parallel) as collectives:
+    with open_collectives(config.parallel, device.select(config.run.device)) as collectives:
         require_same_start(collectives, config)
         console = rank_zero_console(collectives, console)
         config = adopt_weights(config, console)
@@ -374,7 +374,7 @@ def resume(
     """Continue a run from its newest intact checkpoint, with changes of length or layout."""
     config = (changes or Changes()).apply(read_config(folder))
     device.configure(config.run.threads)
-    with open_collectives(config.parallel) as collectives:
+    with open_collectives(config.parallel, device.select(config.run.device)) as collectives:
         require_same_start(collectives, config)
         with lock_run(folder, collectives), user.in_use():
             session = open_session(config, folder, rank_zero_console(collectives, console), collectives, user)

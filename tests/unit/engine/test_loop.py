@@ -13,6 +13,7 @@ from torch import nn
 
 from convolve.config.loading import build as make_config
 from convolve.data.loader.loader import MicroBatch, StepBatch
+from convolve.distributed.stop_votes import SummedVotes
 from convolve.engine.callbacks import IntervalTrigger, log_trigger, save_trigger
 from convolve.engine.loop import SIGNALS, StopRequest, fit, run_samples, samples_after_steps, stop_on_signals
 from convolve.engine.metrics import EvalResult
@@ -137,7 +138,8 @@ def test_one_process_that_asks_to_stop_stops_all_after_the_same_step(replicas, s
         request = StopRequest()
         if collectives.topology.rank == collectives.topology.world - 1:
             request(signal.SIGTERM, None)
-        parts = make_parts(collectives=collectives, grad_sync=Sync(collectives))
+        votes = SummedVotes(collectives)
+        parts = make_parts(collectives=collectives, grad_sync=Sync(collectives), stop_votes=votes)
         event = fit(make_state(), step_batches(5), parts, [], total=50, stop=request)
         return event.stopped, event.state.step
 

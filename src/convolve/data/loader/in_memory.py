@@ -12,6 +12,7 @@ from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.loader import Fetched, PendingPixels
 from convolve.data.transforms.augment import NUMBERS, Augment, crop_and_resize, crop_padded, flip_images, pad_images
 from convolve.data.transforms.normalize import Transform, fit_channels
+from convolve.device import copy_to
 from convolve.errors import DataError
 from convolve.rng import Indices, SampleRNG
 
@@ -108,7 +109,7 @@ class InMemoryFetcher:
 
     def fetch(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> Tensor:
         """Return the pixels of the samples in `rows`; `keys` are the sample numbers of the augmentation [rows]."""
-        selected = torch.from_numpy(rows).to(self._device)
+        selected = copy_to(torch.from_numpy(rows), self._device)
         if rng is None:
             return self._resize(self._images.index_select(0, selected))
         rows = rows if keys is None else keys
@@ -116,7 +117,7 @@ class InMemoryFetcher:
         augment = self._augment
         if augment.flip != "none":
             flips = rng.flips(rows, augment.flip == "alternating")
-            pixels = flip_images(pixels, torch.from_numpy(flips).to(self._device))
+            pixels = flip_images(pixels, copy_to(torch.from_numpy(flips), self._device))
         pixels = augment.colors(pixels, rows, rng)
         return self._resize(augment.cut(pixels, rows, rng, self._fill))
 
@@ -124,7 +125,8 @@ class InMemoryFetcher:
         augment = self._augment
         if augment.crop == "pad":
             numbers = rng.numbers(rows, 2, "crop")
-            corners = torch.from_numpy((numbers * (2 * augment.padding + 1)).astype(np.int64)).to(self._device)
+            offsets = torch.from_numpy((numbers * (2 * augment.padding + 1)).astype(np.int64))
+            corners = copy_to(offsets, self._device)
             height, width = self._images.shape[1:3]
             return crop_padded(self._padded, selected, corners, (height, width))
         pixels = self._images.index_select(0, selected)

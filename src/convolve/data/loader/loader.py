@@ -19,6 +19,7 @@ from torch import Tensor
 from convolve.data.dataset import Labels, Targets
 from convolve.data.transforms.mixup import NO_MIXING, MixPlan, MixPlanner
 from convolve.data.transforms.normalize import Transform
+from convolve.device import copy_to
 from convolve.rng import Indices, SampleRNG, epoch_permutation
 
 
@@ -197,12 +198,12 @@ class Loader:
         return MicroBatch(self._normalize(pixels), labels, 0)
 
     def _normalize(self, pixels: Tensor) -> Tensor:
-        return self._transform(pixels.to(self._site)).to(self._device)
+        return copy_to(self._transform(copy_to(pixels, self._site)), self._device)
 
     def _labels_of(self, rows: Indices, known: Tensor | None) -> Tensor:
         if known is not None:
-            return known.to(self._device)
-        return self._labels.index_select(0, torch.from_numpy(rows).to(self._device))
+            return copy_to(known, self._device)
+        return self._labels.index_select(0, copy_to(torch.from_numpy(rows), self._device))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ gets the input that it was trained on.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -48,9 +49,8 @@ class Transform:
         else:
             # Whole lines of pixels in one operation: an inner loop over three channels is several times slower.
             lines = images.view(-1, images.shape[2] * self.channels)
-            lines.mul_(images.new_tensor([1 / (255 * s) for s in self.std]).repeat(images.shape[2]))
-            shifts = images.new_tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)])
-            lines.add_(shifts.repeat(images.shape[2]))
+            scales, shifts = _line_factors(self.mean, self.std, images.shape[2], images.device)
+            lines.mul_(scales).add_(shifts)
         return images.permute(0, 3, 1, 2)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +74,16 @@ class Transform:
             raise CheckpointError(
                 f"state.json: transform {stored!r:.80}: not a transform; use another checkpoint"
             ) from None
+
+
+@cache
+def _line_factors(
+    mean: tuple[float, ...], std: tuple[float, ...], width: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the scales and shifts of one line of pixels, copied to the device once."""
+    scales = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32)
+    shifts = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
+    return scales.repeat(width).to(device), shifts.repeat(width).to(device)
 
 
 def fit_channels(images: Images, normalization: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

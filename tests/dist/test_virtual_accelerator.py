@@ -1,0 +1,146 @@
+"""Every layout on the virtual accelerator: the weights are those of the same run on the CPU, bit for bit."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+import virtual_accelerator
+from convolve.data.loader.loader import ReplicaShard
+from convolve.runs import session
+from digit_runs import digits_config, weights_hash
+from process_runs import Job
+
+pytestmark = pytest.mark.dist
+
+# 92 images make 3 steps an epoch, the last one short.
+SHORT = {"epochs": None, "iterations": 4, "batch_size": 8, "optimizer": "momentum", "learning_rate": 0.01}
+SHORT |= {"hold_out": 1408, "report": False, "kernels": "torch", "model": "lenet-bn", "validation_mode": "none"}
+SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
+LAYOUTS = {
+    "single device": {"gradient_accumulation_count": 4},
+    "2 replicas": {"replicas": 2, "gradient_accumulation_count": 2},
+    "2 replicas, sharded optimizer state": {"replicas": 2, "gradient_accumulation_count": 2, "rts": True},
+    "2 replicas, batch-norm span of 2": {"replicas": 2, "bn_span": 2, "gradient_accumulation_count": 2},
+    "2 replicas, clipping and EMA": {"replicas": 2, "clip_norm": 0.1, "ema_decay": 0.9, "optimizer": "lars"},
+    "2 x 2": {"replicas": 2, "shards": 2, "pipeline_splits": SPLITS[2], "gradient_accumulation_count": 2},
+    "recomputation": {"enable_recomputation": True, "gradient_accumulation_count": 4},
+    "16.16, 2 replicas": {"replicas": 2, "precision": "16.16", "numerics": "emulated"},
+    **{
+        f"{stages} stages, {schedule}": {
+            "shards": stages,
+            "pipeline_splits": SPLITS[stages],
+            "pipeline_schedule": schedule,
+            "gradient_accumulation_count": 4,
+        }
+        for stages in SPLITS
+        for schedule in ("interleaved", "grouped", "sequential")
+    },
+}
+
+
+def train_on_device(config, console):
+    """Run on every rank, in a process that has not used torch before."""
+    os.environ["VIRT_DEVICES"] = "4"
+    virtual_accelerator.register()
+    return session.train(config, console)
+
+
+def train(folder, device, **given):
+    """Train on the CPU or on virtual devices, in processes that end afterward; return the hash of the weights."""
+    config = digits_config(folder, **{**SHORT, **given, "device": device})
+    Job(config.parallel, session.train if device == "cpu" else train_on_device, config).finish()
+    return weights_hash(folder)
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow if name.startswith("4") else ()) for name in LAYOUTS]
+)
+def test_a_layout_has_the_bits_of_the_cpu(tmp_path, layout):
+    on_cpu = train(tmp_path / "cpu", "cpu", **LAYOUTS[layout])
+    assert train(tmp_path / "virt", "virt", **LAYOUTS[layout]) == on_cpu
+
+
+def count_steps(config, console):
+    """Count what two steps between log points do on each rank; the data are on the device already."""
+    os.environ["VIRT_DEVICES"] = "4"
+    virtual_accelerator.register()
+    from convolve.device import select
+    from convolve.distributed.collectives import open_collectives
+    from convolve.engine.loop import fit
+    from virtual_accelerator.tensors import COUNTS
+
+    with open_collectives(config.parallel, select(config.run.device)) as collectives:
+        opened = session.open_session(config, config.run.run_dir, console, collectives)
+        shard = ReplicaShard(collectives.topology.replica, collectives.topology.replicas)
+        sizes = (config.optim.batch_size, config.global_batch_size)
+        batches = opened.loader.step_batches(config.run.seed, 0, *sizes, shard)
+        steps = 2 * config.global_batch_size
+        fit(opened.state, batches, opened.parts, [], total=steps)  # allocates optimizer state and communicators
+        before = dataclasses.replace(COUNTS)
+        fit(opened.state, batches, opened.parts, [], total=2 * steps)
+        found = {name: value - getattr(before, name) for name, value in dataclasses.asdict(COUNTS).items()}
+        collectives.any_rank(False)
+        return found
+
+
+COUNTED = {
+    "single device, accumulation 2": {"gradient_accumulation_count": 2},
+    "2 replicas, clipping, EMA, label smoothing": {"replicas": 2, "clip_norm": 0.1, "ema_decay": 0.9, "rts": True}
+    | {"label_smoothing": 0.1, "optimizer": "lars"},
+    "2 replicas, batch-norm span": {"replicas": 2, "bn_span": 2},
+    "2 stages, dropout": {"shards": 2, "model": "cnn-wide", "gradient_accumulation_count": 2},
+}
+
+
+@pytest.mark.parametrize("layout", COUNTED)
+def test_a_step_copies_the_batch_to_the_device_and_waits_for_nothing(tmp_path, layout):
+    """Between log points; images and labels of each micro batch are two tensors."""
+    given = {**SHORT, "iterations": None, "epochs": 9, "hold_out": 0, **COUNTED[layout]}
+    config = digits_config(tmp_path / "run", **given, device="virt")
+    found = Job(config.parallel, count_steps, config).finish()
+    micro_batches = 2 * config.optim.gradient_accumulation_count
+    assert found["operations"] > 100
+    assert (found["host_to_device"], found["device_to_host"], found["synchronizations"]) == (2 * micro_batches, 0, 0)
+
+
+def run_command(folder, *words, **environment):
+    """Run the command in a new interpreter, in which torch loads the device by its entry point."""
+    environment = {**os.environ, **virtual_accelerator.ENVIRONMENT, **environment}
+    words = [sys.executable, "-m", "convolve", *map(str, words)]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+SMALL = ["--config", "lenet-digits", "--epochs", 1, "--threads", 1, "--device", "virt", "--no-curves", "--no-report"]
+FAILURES = {
+    "out of memory": ([], {"VIRT_MEMORY": "300000"}, "--device virt:0: out of memory (virt out of memory"),
+    "failing device": ([], {"VIRT_FAIL_AFTER": "3000"}, "--device virt:0: failed (virt error: the device stopped"),
+    "no device": ([], {"VIRT_DEVICES": "0"}, "--device virt: not available on this machine; choose auto or one of cpu"),
+    "more ranks than devices": (
+        ["--replicas", 2],
+        {"VIRT_DEVICES": "1"},
+        "--device virt: local rank 1 has no device, this host has 1 virt device; start at most 1 processes on it",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_of_the_device_is_one_line(tmp_path, failure):
+    words, environment, message = FAILURES[failure]
+    done = run_command(tmp_path, "train", *SMALL, *words, "--run-dir", "run", **environment)
+    assert done.returncode in (1, 2)
+    assert done.stderr.splitlines()[-1].startswith(f"convolve: {message}")
+    assert "Traceback" not in done.stderr and done.stderr.count("--device") == 1 + done.stderr.count("use --device cpu")
+
+
+def test_a_killed_command_is_restored_to_the_bits_of_the_cpu(tmp_path):
+    """A failing device ends the run like a kill: without a checkpoint of its last step."""
+    words = ["train", *SMALL, "--ckpts-per-epoch", 12, "--kernels", "torch", "--run-dir"]
+    done = run_command(tmp_path, *words, "virt", VIRT_FAIL_AFTER="4000")
+    assert done.returncode == 1 and list((tmp_path / "virt/checkpoints").glob("step-*"))
+    assert run_command(tmp_path, "restore", "virt").returncode == 0
+    on_cpu = [word if word != "virt" else "cpu" for word in words]
+    assert run_command(tmp_path, *on_cpu, "cpu", TORCH_DEVICE_BACKEND_AUTOLOAD="0").returncode == 0
+    assert weights_hash(tmp_path / "virt") == weights_hash(tmp_path / "cpu")

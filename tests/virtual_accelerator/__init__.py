@@ -1,0 +1,29 @@
+"""A virtual accelerator: a PyTorch device in pure Python that keeps its data out of reach of host code.
+
+It behaves as a GPU does to a program: `virt` is found by `torch.accelerator`, tensors must be copied to and from it,
+mixing host and device tensors, `.numpy()` and raw pointers are errors, collectives need its backend (`vccl`), memory
+can run out, and the device can fail. Copies and synchronizations are counted (`COUNTS`). Results are those of the CPU.
+
+A process drives one device, as under torchrun; `VIRT_DEVICES` is the number of devices of the host. Other settings:
+
+    VIRT_MEMORY        bytes of memory; an allocation beyond them raises torch.OutOfMemoryError
+    VIRT_FAIL_AFTER    number of operations after which every operation fails
+    VIRT_DELAY         seconds that every operation takes longer
+
+torch loads it as it loads any device that is not part of torch: by an entry point of the group `torch.backends`, which
+the folder `autoload` has (`ENVIRONMENT`). A forked child calls `register`.
+"""
+
+import os
+from pathlib import Path
+
+_TESTS = Path(__file__).parent.parent
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(map(str, (_TESTS, _TESTS / "virtual_accelerator/autoload")))}
+
+
+def register() -> None:
+    """Add the device and its collective backend to torch. Call once per process; it cannot be removed."""
+    from virtual_accelerator import collectives, tensors
+
+    tensors.register()
+    collectives.register()

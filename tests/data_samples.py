@@ -4,8 +4,10 @@ import gzip
 import hashlib
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,8 @@ class Server:
     mode: str = "normal"
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     let_go: threading.Event = field(default_factory=threading.Event)
+    redirects: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def gets(self, name: str) -> list[str | None]:
         return [held for method, path, held in self.requests if method == "GET" and path == f"/{name}"]
@@ -44,7 +48,14 @@ class MirrorHandler(BaseHTTPRequestHandler):
     def _answer(self, method: str) -> None:
         wanted = self.headers.get("Range")
         self.mirror.requests.append((method, self.path, wanted))
-        body = self.mirror.files.get(self.path[1:])
+        name = self.path[1:]
+        if name in self.mirror.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.mirror.redirects[name])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = self.mirror.files.get(name)
         if body is None or (self.mirror.mode == "gone" and method == "GET"):
             self.send_error(404)
             return
@@ -55,6 +66,8 @@ class MirrorHandler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        for header, value in self.mirror.headers.get(name, {}).items():
+            self.send_header(header, value)
         self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
         if method == "GET":
@@ -70,8 +83,28 @@ class MirrorHandler(BaseHTTPRequestHandler):
             self.wfile.write(body[half:])
 
 
-def make_handler(server: Server) -> type[MirrorHandler]:
-    return type("BoundHandler", (MirrorHandler,), {"mirror": server})
+class QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that were killed or timed out, which is part of the tests."""
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """Serve on this machine inside the block."""
+    state = Server()
+    http = QuietServer(("127.0.0.1", 0), type("BoundHandler", (MirrorHandler,), {"mirror": state}))
+    state.url = f"http://127.0.0.1:{http.server_port}/"
+    thread = threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.let_go.set()
+        http.shutdown()
+        http.server_close()
+        thread.join()
 
 
 @dataclass(frozen=True)

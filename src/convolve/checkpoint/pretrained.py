@@ -17,21 +17,30 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from convolve.checkpoint.fetch import (
-    FetchOptions,
     WeightsFile,
+    convert_file,
     default_weights,
     fetch_weights,
-    is_weights_name,
+    read_provenance,
+    read_shapes,
     unknown_weights,
 )
 from convolve.checkpoint.naming import convert_state_dict
+from convolve.checkpoint.origin import recognize
 from convolve.checkpoint.snapshot import describe_mismatch
+from convolve.checkpoint.sources import FetchOptions
 from convolve.checkpoint.store import choose_checkpoint, load
-from convolve.config import Config
+from convolve.checkpoint.weights_table import find_info
+from convolve.config import Config, ModelConfig
 from convolve.config.model_options import family_of
 from convolve.errors import CheckpointError, ConfigError
+from convolve.files import file_sha256
 from convolve.loggers.base import Console
+from convolve.models import registry
 from convolve.models.network import Network
+
+
+DEFAULT_SIDE = 224
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,50 @@ def find_weights(config: Config, console: Console) -> WeightsFile | None:
     given = config.model.weights
     if given is None:
         return None
-    name = default_weights(config.model.model) if given == "imagenet" else given
-    if is_weights_name(name):
-        options = FetchOptions(config.model.weights_dir, config.data.download)
+    name = default_weights(_resolve_model(config.model)[0]) if given == "imagenet" else given
+    if find_info(name) is not None:
+        options = FetchOptions(config.model.weights_dir, config.model.weights_mirror, config.data.download)
         return fetch_weights(name, console.progress, options)
     path = Path(name)
+    if path.is_dir():
+        return _describe_checkpoint(name, path)
     if path.suffix or path.exists() or len(path.parts) > 1:
-        return WeightsFile(name, path)
+        return _describe_file(name, path, config, console)
     raise unknown_weights(name)
+
+
+def _describe_checkpoint(name: str, path: Path) -> WeightsFile:
+    """Return the weights of a run, with the license of those that it started from."""
+    stored = read_provenance(load(choose_checkpoint(path)).state.get("weights")) or {}
+    return WeightsFile(name, path, source=stored.get("source"), license=stored.get("license"))
+
+
+def _describe_file(name: str, path: Path, config: Config, console: Console) -> WeightsFile:
+    if not path.is_file():
+        raise CheckpointError(f"--weights {path}: no such file or folder; give a safetensors file or a run")
+    converted = convert_file(path, console.progress)
+    model, side = _resolve_model(config.model)
+    origin = recognize(path, read_shapes(converted), model, side)
+    return WeightsFile(
+        name=name,
+        path=converted,
+        origin=origin.library,
+        source=str(path),
+        license=origin.license,
+        sha256=file_sha256(converted),
+        model_options=origin.model_options,
+        preprocessing=origin.preprocessing,
+    )
+
+
+def _resolve_model(options: ModelConfig) -> tuple[str, int]:
+    """Return the name of the model, of a family the selected member, and the image side that it was made for."""
+    if ":" in options.model or not registry.is_known(options.model):
+        return options.model, DEFAULT_SIDE  # a module of another package, which is not imported here
+    spec = registry.find(options.model)
+    member = spec.resolve(options) if spec.resolve else None
+    name = registry.canonical(member or options.model)
+    return name, registry.find(name).input_shape[1]
 
 
 def adopt_weights(config: Config, console: Console) -> Config:
@@ -74,17 +119,20 @@ def adopt_weights(config: Config, console: Console) -> Config:
             flag = name.replace("_", "-")
             console.info(f"warning: --{flag} {values[name]}, but these weights were trained with {value}")
     if adopted:
-        settings = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in adopted.items())
+        settings = ", ".join(f"{name.replace('_', '-')} {_format(value)}" for name, value in adopted.items())
         console.info(f"settings of the weights ({weights.origin}): {settings}")
     return config.replace(weights=weights.name, **adopted)
 
 
+def _format(value: Any) -> str:
+    return "off" if value is False else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _require_model(config: Config, weights: WeightsFile) -> None:
-    model = config.model.model.replace("_", "-")
-    if weights.model is not None and weights.model != model and config.model.model_size is None:
+    model, _ = _resolve_model(config.model)
+    if weights.model not in (None, model) and config.model.model_size is None and ":" not in model:
         raise ConfigError(
-            f"--weights {weights.name}: weights of {weights.model}, not of {config.model.model}; "
-            f"add --model {weights.model}"
+            f"--weights {weights.name}: weights of {weights.model}, not of {model}; add --model {weights.model}"
         )
 
 

@@ -16,6 +16,7 @@ COMMON_OPTIONS = (
     "model",
     "weights",
     "weights_dir",
+    "weights_mirror",
     "variable_filter",
     "freeze_until",
     "freeze_norms",

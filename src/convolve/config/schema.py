@@ -85,6 +85,9 @@ class ModelConfig(Section):
     weights_dir: Path | None = Field(
         None, description="folder with published weight files, to use without a network [$CONVOLVE_WEIGHTS_DIR]"
     )
+    weights_mirror: str | None = Field(
+        None, description="URL to fetch weights from instead of the publisher's server [$CONVOLVE_WEIGHTS_MIRROR]"
+    )
     variable_filter: tuple[str, ...] = Field(
         (), description="train only parameters whose name contains one of these [all]"
     )

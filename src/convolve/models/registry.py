@@ -42,7 +42,7 @@ def find(name: str) -> AnySpec:
     if ":" in name:
         return _as_spec(name, plugins.import_attribute("model", name))
     found = plugins.MODELS.find(name, _BUILTIN.get(name))
-    builtin = _canonical(name)
+    builtin = canonical(name)
     if found is None and builtin not in _BUILTIN:
         raise ConfigError(f"model {name}: unknown name; {_suggest_instead(builtin)}")
     return _BUILTIN[builtin] if found is None else _as_spec(name, found)
@@ -58,14 +58,15 @@ def _as_spec(name: str, found: object) -> AnySpec:
     return spec_of(found)
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
+    """Return the name of a built-in model in its usual spelling; other names with dashes."""
     name = name.replace("_", "-")
     return _ALIASES.get(name, name)
 
 
 def is_known(name: str) -> bool:
     """Check whether a model has this name."""
-    return ":" in name or _canonical(name) in _BUILTIN or name in names()
+    return ":" in name or canonical(name) in _BUILTIN or name in names()
 
 
 def resolve(name: str, options: ModelConfig) -> AnySpec:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from convolve.checkpoint.pretrained import load_pretrained
+from convolve.checkpoint.pretrained import adopt_weights, find_weights, load_pretrained
+from convolve.config.loading import resolve
 from convolve.config.schema import ModelConfig
-from convolve.errors import CheckpointError
+from convolve.errors import CheckpointError, ConfigError
+from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 
 
@@ -99,6 +101,84 @@ def test_surplus_and_misshaped_weights_are_named(tmp_path):
     gray = build("resnet8-cifar", shape=(1, 32, 32))
     with pytest.raises(CheckpointError, match=r"'conv1.weight' has shape \[16, 3, 3, 3\], the model needs \[16, 1"):
         load_pretrained(gray, store(tmp_path / "b.safetensors", state))
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "remedy"),
+    [
+        ("layer2.0.conv1.weight", (2, 3, 1, 0), "it would fit after permute(3, 2, 0, 1), as in files of TensorFlow"),
+        ("fc.weight", (1, 0), "it would fit after permute(1, 0), as in files of TensorFlow"),
+    ],
+)
+def test_weights_in_another_order_of_axes_are_rejected_with_that_order(tmp_path, name, order, remedy):
+    state = build("resnet8-cifar", seed=1).state_dict()
+    target, untouched = build("resnet8-cifar", seed=2), build("resnet8-cifar", seed=2)
+    path = store(tmp_path / "w.safetensors", {**state, name: state[name].permute(order)})
+    with pytest.raises(CheckpointError, match=re.escape(f"'{name}' has shape")) as caught:
+        load_pretrained(target, path)
+    assert remedy in str(caught.value)
+    assert same(target, untouched)
+
+
+def test_a_transposed_classifier_of_other_classes_is_rejected(tmp_path):
+    state = build("resnet8-cifar", 7).state_dict()
+    path = store(tmp_path / "w.safetensors", {**state, "fc.weight": state["fc.weight"].T})
+    with pytest.raises(CheckpointError, match="'fc.weight' has shape .*only the number of classes may differ"):
+        load_pretrained(build("resnet8-cifar", 3), path)
+
+
+class Lines(SilentConsole):
+    def __init__(self):
+        self.lines = []
+
+    def info(self, line):
+        self.lines.append(line)
+
+
+def adopt(**options):
+    console = Lines()
+    return adopt_weights(resolve(None, None, options).config, console), console.lines
+
+
+def test_settings_of_the_library_are_adopted_and_printed_in_one_line(tmp_path):
+    source = build("efficientnet-cifar", 1000)
+    path = store(tmp_path / "tf_efficientnet.safetensors", timm_names(source.state_dict()))
+    config, lines = adopt(model="efficientnet-cifar", weights=str(path))
+    assert (config.model.norm_epsilon, config.model.bn_decay, config.model.conv_padding) == (1e-3, 0.99, "same")
+    assert (config.data.normalization, config.data.image_size, config.data.crop_fraction) == ("imagenet", 32, 0.875)
+    assert lines == [
+        "settings of the weights (timm): norm-epsilon 0.001, bn-decay 0.99, conv-padding same, "
+        "normalization imagenet, image-size 32, crop-fraction 0.875"
+    ]
+    config, lines = adopt(model="efficientnet-cifar", weights=str(path), normalization="unit", image_size=32)
+    assert (config.data.normalization, config.model.norm_epsilon) == ("unit", 1e-3)
+    assert lines[0] == "warning: --normalization unit, but these weights were trained with imagenet"
+
+
+def test_weights_without_known_origin_change_no_option(tmp_path):
+    path = store(tmp_path / "w.safetensors", build("lenet5", shape=(1, 28, 28)).state_dict())
+    config, lines = adopt(model="lenet5", weights=str(path))
+    assert (config.data.normalization, config.data.image_size, lines) == (None, None, [])
+
+
+def test_names_and_files_that_do_not_exist_or_fit_are_rejected(tmp_path):
+    with pytest.raises(ConfigError, match="--weights efficientnet-lite9: neither a file nor a known name; did you"):
+        adopt(model="efficientnet-lite0", weights="efficientnet-lite9")
+    with pytest.raises(ConfigError, match="--weights imagenet: none are known for lenet5; models that have some: eff"):
+        adopt(model="lenet5", weights="imagenet")
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        adopt(model="lenet5", weights=str(tmp_path / "none.safetensors"))
+
+
+def test_a_pickled_file_is_converted_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path / "cache"))
+    source, target = build("resnet8-cifar", seed=1), build("resnet8-cifar", seed=2)
+    torch.save({"state_dict": source.state_dict()}, tmp_path / "w.pth")
+    config = resolve(None, None, {"model": "resnet8-cifar", "weights": str(tmp_path / "w.pth")}).config
+    first = find_weights(config, Lines())
+    load_pretrained(target, first.path)
+    assert same(source, target)
+    assert find_weights(config, Lines()).path == first.path
 
 
 def test_a_pickle_is_rejected_with_the_command_that_converts_it(tmp_path):

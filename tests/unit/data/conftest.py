@@ -1,12 +1,10 @@
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_samples import Sample, Server, make_handler
+from data_samples import Sample, Server, running_server
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +19,10 @@ def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-class QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed or lost patience is part of the tests."""
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    state = Server()
-    http = QuietServer(("127.0.0.1", 0), make_handler(state))
-    state.url = f"http://127.0.0.1:{http.server_port}/"
-    thread = threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield state
-    state.let_go.set()
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with running_server() as state:
+        yield state
 
 
 @pytest.fixture

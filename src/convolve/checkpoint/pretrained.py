@@ -39,7 +39,6 @@ from convolve.loggers.base import Console
 from convolve.models import registry
 from convolve.models.network import Network
 
-
 DEFAULT_SIDE = 224
 
 

@@ -38,7 +38,7 @@ check: $(READY_DEV)
 test: $(READY_DEV)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not network"
 
-# Branch coverage of src by the unit tests; fails below `fail_under` in pyproject.toml, which is a guess until it is measured.
+# Branch coverage of src by the unit tests; fails below `fail_under` in pyproject.toml, the measured value.
 coverage: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not network" --cov --cov-report= tests/unit
 	$(BIN)/coverage report --skip-covered --sort=cover | tail -n 40

@@ -18,12 +18,16 @@ from digit_runs import digits_config
 def private_surroundings(tmp_path_factory):
     """Hide the user's cache, data folders and runs from tests and fixtures.
 
-    All workers use one cache, so native code is compiled and the CPU probed once.
+    All workers use one cache, so native code is compiled and the CPU probed once. A worker compiles many more variants
+    than a command does, maybe on a busy machine, so its compiler has more time.
     """
+    from convolve.kernels import build
+
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONVOLVE_CACHE", str(cache))
+        patch.setattr(build, "TIME_LIMIT", 3600.0)
         for name in ("DATA_DIR", "DATASETS_DIR"):
             patch.delenv(name, raising=False)
         yield

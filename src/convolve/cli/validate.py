@@ -15,7 +15,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("validate", "Compute the test accuracy of saved checkpoints.")
     parser.add_argument("path", type=Path, help="run folder (its newest checkpoint) or checkpoint folder")
     parser.add_argument("--all", action="store_true", help="validate every checkpoint of the run, in order")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with the data [as in training]")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="labeled folder to score [data of the run]")
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="samples per forward pass; does not change the result [chosen]"
     )

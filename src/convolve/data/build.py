@@ -155,6 +155,12 @@ def decoding_options(config: DataConfig, count: int) -> DecodingOptions:
     )
 
 
+def without_augmentation(config: DataConfig) -> DataConfig:
+    """Return the options of a run that apply to plain images: threads, cache, broken images."""
+    names = ("workers", "dataset_cache", "cache_memory", "bad_samples", "bad_samples_limit", "hostside_norm")
+    return DataConfig(augment="none", **{name: getattr(config, name) for name in names})
+
+
 @dataclass(frozen=True)
 class DataModule:
     """A data set, its normalization, the device of its batches, and the options of its loaders."""
@@ -176,9 +182,12 @@ class DataModule:
         return open_test_loader(reader, self.transform, self.device, self.options)
 
 
-def load_dataset(config: Config, console: Console, user: Dataset[Reader] | None = None) -> Dataset[Reader]:
-    """Open the data set of a config, or take the user's, with the training images that the config selects."""
-    dataset = user or open_dataset(config.data, announce=console.info, progress=console.progress)
+def load_dataset(
+    config: Config, console: Console, user: Dataset[Reader] | None = None, *, train: bool = True
+) -> Dataset[Reader]:
+    """Open the data set of a config, or take the user's, with the training images that the config selects; without
+    `train`, those of a folder are not read."""
+    dataset = user or open_dataset(config.data, announce=console.info, progress=console.progress, train=train)
     return select_samples(dataset, config.data)
 
 

@@ -13,6 +13,7 @@ Random images in the shape of a real data set serve measurements in which the co
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,16 @@ from convolve.config.schema import DataConfig
 from convolve.data.catalog import CATALOG, DIGITS, MNIST, DatasetInfo, find_dataset
 from convolve.data.dataset import Dataset, Images, Reader
 from convolve.data.fetch import fetch_entry, is_intact
-from convolve.data.loader.decoding import USUAL_PHOTO_SIZE
+from convolve.data.loader.decoding import USUAL_PHOTO_SIZE, EncodedImages
 from convolve.data.loader.in_memory import InMemoryImages, check_images
 from convolve.data.readers.cifar import Splits
-from convolve.data.readers.detect import NAME, SUPPORTED_LAYOUTS, load_into_memory, open_images
+from convolve.data.readers.detect import NAME, SUPPORTED_LAYOUTS, load_into_memory, open_images, open_labeled
+from convolve.data.readers.index import Index
 from convolve.data.readers.known import describe_layouts, read_known
 from convolve.data.readers.mnist import read_images, read_labels
 from convolve.data.readers.splits import SplitOptions
 from convolve.download import Progress
-from convolve.errors import DataError
+from convolve.errors import DataError, suggest
 from convolve.rng import generator
 
 VARIABLES = ("DATA_DIR", "DATASETS_DIR")
@@ -44,19 +46,23 @@ _PATH_WORDS = {
 }
 
 
-def open_dataset(config: DataConfig, *, announce: Callable[[str], None], progress: Progress) -> Dataset[Reader]:
+def open_dataset(
+    config: DataConfig, *, announce: Callable[[str], None], progress: Progress, train: bool = True
+) -> Dataset[Reader]:
     """Open the data set of a config. Catalog data sets and small images are read into memory, photographs are indexed.
 
     Args:
         announce: receives one line about anything unexpected, such as a fallback to the built-in digits.
+        train: False leaves the training split of a folder empty and unread.
     """
     if config.dataset in PHOTO_DATASETS:
         if config.generated_data or config.synthetic_data:
             return generated_photos(config.image_size or USUAL_PHOTO_SIZE, seed=0)
-        return _open_photos(config, progress)
+        return _open_photos(config, progress, train)
     if config.dataset is None and config.data_dir is not None:
         inferred = infer_entry(config.data_dir)
-        photos = None if inferred else _open_folder(config, config.data_dir, f"--data-dir {config.data_dir}", progress)
+        origin = f"--data-dir {config.data_dir}"
+        photos = None if inferred else _open_folder(config, config.data_dir, origin, progress, train)
         if photos is not None:
             return photos
         if inferred is None and config.data_dir.exists() and _read(config.data_dir, MNIST, progress) is None:
@@ -94,22 +100,57 @@ def split_options(config: DataConfig, *, train: bool = True) -> SplitOptions:
     return SplitOptions(config.test_fraction, config.validation_fraction, config.split_rule, fold, train=train)
 
 
-def _open_folder(config: DataConfig, folder: Path, origin: str, progress: Progress) -> Dataset[Reader] | None:
-    photos = open_images(folder, origin, progress, split_options(config))
+def _open_folder(
+    config: DataConfig, folder: Path, origin: str, progress: Progress, train: bool
+) -> Dataset[Reader] | None:
+    photos = open_images(folder, origin, progress, split_options(config, train=train))
     return None if photos is None else load_into_memory(photos, _budget(config), progress)
 
 
-def _open_photos(config: DataConfig, progress: Progress) -> Dataset[Reader]:
+def _open_photos(config: DataConfig, progress: Progress, train: bool) -> Dataset[Reader]:
     """Open the photographs in `--data-dir` or in a folder of the environment variables."""
     folders = [(config.data_dir, f"--data-dir {config.data_dir}")] if config.data_dir else []
     folders += [(Path(path), f"${name} {path}") for name in VARIABLES if (path := os.environ.get(name))]
     for folder, origin in folders:
-        photos = _open_folder(config, folder, origin, progress)
+        photos = _open_folder(config, folder, origin, progress, train)
         if photos is not None:
             return photos
     searched = " and ".join(str(folder) for folder, _ in folders)
     problem = f"no images in {searched}; looked for" if folders else "no folder; give --data-dir FOLDER with"
     raise DataError(f"--dataset {config.dataset}: {problem} {SUPPORTED_LAYOUTS}")
+
+
+def open_scored(folder: Path, dataset: str | None, classes: tuple[str, ...], progress: Progress) -> Dataset[Reader]:
+    """Open the images of any labeled folder to score a model: the test split, or all images if there are no splits.
+
+    Args:
+        dataset: data set of the model; if the folder contains it, its test split is opened.
+        classes: those of the model; labels are matched by name.
+    """
+    subject = f"--data-dir {folder}"
+    if not folder.exists():
+        raise DataError(f"{subject}: no such folder; give one with a folder of images for each class")
+    entry = CATALOG.get(dataset or "")
+    splits = None if entry is None or entry.shipped else _read(folder, entry, progress)
+    if entry is not None and splits is not None:
+        return _as_dataset(entry, splits, subject)
+    images = open_labeled(folder, subject, progress)
+    if images is None:
+        raise DataError(f"{subject}: no labeled images in it; looked for {SUPPORTED_LAYOUTS}")
+    return match_classes(images, classes, subject)
+
+
+def match_classes(dataset: Dataset[EncodedImages], classes: tuple[str, ...], subject: str) -> Dataset[EncodedImages]:
+    """Return the data set with labels of these classes, matched by name."""
+    unknown = [name for name in dataset.classes if name not in classes]
+    if unknown:
+        raise DataError(f"{subject}: class '{unknown[0]}' is unknown to the model; {suggest(unknown[0], classes)}")
+    if dataset.classes == classes:
+        return dataset
+    numbers = np.array([classes.index(name) for name in dataset.classes], np.int64)
+    assert isinstance(dataset.test, Index), "other formats have the classes of their metadata"
+    test = replace(dataset.test, labels=numbers[dataset.test.labels])
+    return replace(dataset, train=test.take(np.empty(0, np.int64)), test=test, classes=classes)
 
 
 def infer_entry(folder: Path) -> DatasetInfo | None:

@@ -92,6 +92,8 @@ def _start(target: Path, options: PrepareOptions, dataset: Dataset[EncodedImages
             with atomic_file(state) as draft:
                 draft.write_text(json.dumps(about), encoding="utf-8")
         recover(target)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise DataError(f"{target}: cannot write ({error}); give a new folder") from error
 

@@ -13,8 +13,9 @@ from convolve.checkpoint.fetch import read_provenance
 from convolve.checkpoint.store import load
 from convolve.config import Config
 from convolve.config.loading import build_stored
-from convolve.data.build import DataModule, load_dataset
-from convolve.data.dataset import Images, Labels
+from convolve.data.build import DataModule, load_dataset, without_augmentation
+from convolve.data.dataset import Dataset, Images, Labels, Reader
+from convolve.data.lookup import open_scored
 from convolve.data.transforms.normalize import Transform
 from convolve.engine.build import build_model
 from convolve.engine.state import load_weights
@@ -65,15 +66,29 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
 BATCH = 256
 
 
-def open_run_data(trained: TrainedModel, console: Console) -> DataModule:
-    """Open the data that a model was trained on, with its transform, on the device of the model."""
-    dataset = load_dataset(trained.config, console, trained.user.data)
+def open_run_data(trained: TrainedModel, console: Console, *, train: bool = True) -> DataModule:
+    """Open the data that a model was trained on, with its transform, on the device of the model.
+
+    Broken images are treated as in the run. Without `train`, the training images of a folder are not read.
+    """
+    dataset = load_dataset(trained.config, console, trained.user.data, train=train)
     if dataset.classes != trained.classes:
         raise CheckpointError(
             f"{trained.path}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
             "give the data it was trained on"
         )
-    return DataModule(dataset, trained.transform, next(trained.model.parameters()).device)
+    return _with_run_options(trained, dataset)
+
+
+def open_scored_data(trained: TrainedModel, folder: Path, console: Console) -> DataModule:
+    """Open the images of any labeled folder to score a model; classes are matched by name."""
+    dataset = open_scored(folder, trained.config.data.dataset, trained.classes, console.progress)
+    return _with_run_options(trained, dataset)
+
+
+def _with_run_options(trained: TrainedModel, dataset: Dataset[Reader]) -> DataModule:
+    place = next(trained.model.parameters()).device
+    return DataModule(dataset, trained.transform, place, without_augmentation(trained.config.data))
 
 
 def to_pixels(images: Tensor, transform: Transform) -> Images:

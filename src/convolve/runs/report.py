@@ -90,7 +90,7 @@ def report(
         trained = load_trained(choose_checkpoint(folder), user=user)
         device.configure(trained.config.run.threads)
         predictions = collect_predictions(
-            trained.model, open_run_data(trained, console), f"checkpoint {trained.path.name}"
+            trained.model, open_run_data(trained, console, train=False), f"checkpoint {trained.path.name}"
         )
         reports.append(_collect(folder, predictions, _versions(trained)))
     if not reports:

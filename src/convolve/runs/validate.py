@@ -16,7 +16,7 @@ from convolve.engine.evaluate import VALID_BATCH, EvalSetup, evaluate
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
-from convolve.runs.load import TrainedModel, load_trained, open_run_data
+from convolve.runs.load import TrainedModel, load_trained, open_run_data, open_scored_data
 
 
 def validate_one(trained: TrainedModel, data: DataModule, loader: Loader | None = None) -> ValidationRecord:
@@ -45,6 +45,12 @@ def validate_checkpoints(
     return records
 
 
+def _open_data(trained: TrainedModel, data_dir: Path | None, console: Console) -> DataModule:
+    if data_dir is None:
+        return open_run_data(trained, console, train=False)
+    return open_scored_data(trained, data_dir, console)
+
+
 def validate(
     path: Path,
     console: Console,
@@ -57,13 +63,12 @@ def validate(
     """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
 
     Args:
-        data_dir: folder of the data, if it has moved since training.
+        data_dir: any labeled folder; its test split is scored, or all of its images if it has no splits.
         batch_size: samples of one forward pass, if different from the config.
     """
     paths = find_checkpoints(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
-    given = {"data_dir": data_dir, "valid_batch_size": batch_size}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {} if batch_size is None else {"valid_batch_size": batch_size}
     records = []
     data: DataModule | None = None
     for number, checkpoint in enumerate(chosen):
@@ -72,7 +77,7 @@ def validate(
         trained = replace(trained, config=trained.config.replace(**options))
         if data is None:
             device.configure(trained.config.run.threads)
-            data = open_run_data(trained, console)
+            data = _open_data(trained, data_dir, console)
         record = validate_one(trained, data, data.test_loader())
         console.valid(record)
         records.append(record)

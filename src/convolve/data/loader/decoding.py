@@ -93,6 +93,12 @@ class EncodedImages(ABC):
         return DecodingFetcher(self, transform, augment, options)
 
 
+def to_gray(pixels: Tensor) -> Tensor:
+    """Convert RGB bytes [N, H, W, 3] to gray ones [N, H, W, 1] by (19595 R + 38470 G + 7471 B + 2^15) / 2^16."""
+    weights = torch.tensor((19595, 38470, 7471))
+    return ((pixels.to(torch.int64) * weights).sum(3, keepdim=True) + (1 << 15) >> 16).to(torch.uint8)
+
+
 class _View(NamedTuple):
     """Random numbers for the crop of one sample (none: the center), and whether it is mirrored."""
 
@@ -188,6 +194,8 @@ class DecodingFetcher:
         kept = np.array([position for chunk in decoded for position in chunk], np.int64)
         if len(kept) < len(rows):
             pixels = pixels.index_select(0, torch.from_numpy(kept))
+        if self._transform.channels == 1:
+            pixels = to_gray(pixels)
         if rng is not None:
             pixels = self._augment.colors(pixels, rows[kept], rng)
             pixels = self._augment.cut(pixels, rows[kept], rng, self._fill)

@@ -17,6 +17,7 @@ from convolve.data.readers.image_folder import (
     SplitFolders,
     find_splits,
     has_class_folders,
+    has_images,
     index_folder,
     list_folders,
     split_by_hash,
@@ -55,6 +56,22 @@ def open_images(
     return None
 
 
+def open_labeled(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+    """Open what can be scored in a folder as the test split: its test split, or all images if it has no splits."""
+    if root.is_dir() and find_splits(root) is None and find_label_file(root) is None:
+        folders = [folder for folder in list_folders(root) if has_images(folder)]
+        if folders and len(folders) == len(list_folders(root)):
+            classes = tuple(folder.name for folder in folders)
+            whole = index_folder(root, root, classes, progress)
+            return Dataset(NAME, _nothing(whole), whole, classes, f"{origin} (folders)", whole.skipped)
+    path = find_label_file(root)
+    table = None if path is None else read_label_file(path)
+    if table is not None and "" in table.splits:
+        whole = index_rows(table, "")
+        return Dataset(NAME, _nothing(whole), whole, table.classes, f"{origin} ({table.path.name})")
+    return open_images(root, origin, progress, SplitOptions(train=False))
+
+
 def _reject_folds(root: Path, options: SplitOptions) -> None:
     if options.fold is not None:
         raise DataError(
@@ -78,6 +95,11 @@ def _find_tars(root: Path, origin: str, progress: Progress, options: SplitOption
     if shards is None:
         return None
     _reject_folds(root, options)
+    if not options.train and shards[1] and webdataset.read_metadata(root).get("classes"):
+        test = webdataset.index_tars(root, shards[1], "validation", progress)
+        webdataset.require_length(root, "validation", len(test))
+        classes = _checked_classes(webdataset.read_metadata(root), root, test, test)
+        return Dataset(NAME, _nothing(test), test, classes, f"{origin} (WebDataset)", test.skipped)
     train = webdataset.index_tars(root, shards[0], "train", progress)
     webdataset.require_length(root, "train", len(train))
     skipped = webdataset.unused_shards(root, [*shards[0], *shards[1]]) + train.skipped
@@ -244,10 +266,13 @@ def _class_names(metadata: dict[str, Any], root: Path, count: int) -> tuple[str,
 def load_into_memory(dataset: Dataset[EncodedImages], budget: int, progress: Progress) -> Dataset[Reader]:
     """Decode a data set if its images are small, all of one size, and fit the budget in bytes; else return it as is."""
     readers = [reader for reader in (dataset.train, dataset.validation, dataset.test) if reader is not None]
-    first = _pixels(next(reader for reader in readers if len(reader)), 0)
-    if max(first.shape) > _SMALL or sum(map(len, readers)) * first.size > budget:
-        return dataset
-    decoded = [_decode_all(reader, first.shape, progress) for reader in readers]
+    try:
+        first = _pixels(next(reader for reader in readers if len(reader)), 0)
+        if max(first.shape) > _SMALL or sum(map(len, readers)) * first.size > budget:
+            return dataset
+        decoded = [_decode_all(reader, first.shape, progress) for reader in readers]
+    except DataError:
+        return dataset  # the loader stops at a broken image, or skips it
     complete = [images for images in decoded if images is not None]
     if len(complete) < len(readers):
         return dataset

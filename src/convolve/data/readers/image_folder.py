@@ -72,10 +72,11 @@ def find_splits(root: Path) -> SplitFolders | None:
 def has_class_folders(root: Path) -> bool:
     """Check that the folders inside look like classes: two or more, each with an image among its first files."""
     folders = list_folders(root)
-    return len(folders) >= 2 and all(_has_image(folder) for folder in folders[:3])
+    return len(folders) >= 2 and all(has_images(folder) for folder in folders[:3])
 
 
-def _has_image(folder: Path) -> bool:
+def has_images(folder: Path) -> bool:
+    """Check for an image among the first files of a folder."""
     folder = images_in(folder)
     return any(is_image_name(item.name) for _, item in zip(range(50), folder.iterdir(), strict=False))
 

@@ -10,7 +10,8 @@ import pytest
 
 from convolve.cli.command import Parser, add_config_flags, read_config
 from convolve.cli.main import COMMANDS, dispatch
-from convolve.compat.options import PROGRAMS, translate, translate_program
+from convolve.compat.options import translate
+from convolve.compat.programs import PROGRAMS, translate_program
 from convolve.errors import ConfigError
 from documents import ROOT, commands, fill_desk, run_command, tables
 from reduction import as_flags, reduce_size
@@ -39,7 +40,10 @@ def translated(command, option):
     """What typing an old option comes to; a value that the page does not give is 1."""
     name, *values = option.split()
     words = [name, *(values or ["1"])]
-    return translate_program(command, words) if command in PROGRAMS else translate(words)
+    if command in PROGRAMS:
+        return translate_program(command, words)
+    # With a named config, no defaults of an application are added.
+    return translate(["--config", "lenet-mnist", *words])[2:]
 
 
 def flags_of(command, capsys):

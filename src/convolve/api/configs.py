@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convolve.config.loading import find_config, flag_name, json_schema, load_entries, resolve
+from convolve.compat.config_files import load_entries, resolve
+from convolve.config.loading import find_config, flag_name, json_schema
 
 __all__ = ["ConfigListing", "ConfigValue", "config_schema", "config_values", "configs"]
 

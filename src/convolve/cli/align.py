@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import convolve
-from convolve.cli.command import Parser, add_config_flags, read_config
+from convolve.cli.command import Parser, add_config_flags, read_config, translate_options
 from convolve.cli.console import open_console, print_json, print_table
-from convolve.compat.options import translate
 
 if TYPE_CHECKING:
     from convolve.alignment.align import AlignReport
@@ -51,7 +50,7 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Compare number formats and print the conclusion."""
-    options = _parser().parse(translate(argv))
+    options = _parser().parse(translate_options(argv))
     config = read_config(options)
 
     convolve.prepare()

@@ -7,7 +7,7 @@ from pathlib import Path
 import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import open_console, print_json
-from convolve.compat.options import translate_program
+from convolve.compat.programs import translate_program
 from convolve.errors import ConfigError
 
 

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convolve import device
-from convolve.cli.command import Parser, add_config_flags, explicit_options, read_config, should_spawn, spawn_ranks
+from convolve.cli.command import (
+    Parser,
+    add_config_flags,
+    explicit_options,
+    read_config,
+    should_spawn,
+    spawn_ranks,
+    translate_options,
+)
 from convolve.cli.console import format_bytes, open_console, print_json, print_result, print_table
-from convolve.compat.options import translate
 from convolve.config import Config
 from convolve.config.loading import field_name, flag_name
 from convolve.distributed.launch.local import follow_launcher
@@ -58,7 +65,7 @@ def run_data(argv: Sequence[str]) -> int:
     parser = Parser("bench data", "Measure data loading, and whether a model would wait for it.")
     parser.add_argument("--images", type=int, default=2000, metavar="N", help="training images to read [2000]")
     add_config_flags(parser)
-    options = parser.parse(translate(argv))
+    options = parser.parse(translate_options(argv))
     config = read_config(options)
 
     device.prepare()
@@ -98,7 +105,7 @@ def run_infer(argv: Sequence[str]) -> int:
         "--seconds", type=float, default=1.0, metavar="X", help="seconds for each variant at each batch size [1]"
     )
     add_config_flags(parser)
-    options = parser.parse(translate(argv))
+    options = parser.parse(translate_options(argv))
     explicit = explicit_options(options)
     _check_infer(options, set(explicit))
 
@@ -189,7 +196,7 @@ def _parser_train() -> Parser:
 
 def run_train(argv: Sequence[str]) -> int:
     """Measure a config, or two in turns, and print the speed."""
-    options = _parser_train().parse(translate(argv, reserved=("profile",)))
+    options = _parser_train().parse(translate_options(argv, reserved=("profile",)))
     config, other = read_config(options), _read_other(options)
     _check_train(options, config, other)
     if should_spawn(config):

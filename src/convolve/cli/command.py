@@ -3,15 +3,17 @@
 import argparse
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from convolve import device, plugins
+from convolve.compat.config_files import resolve
+from convolve.compat.options import translate
 from convolve.config import Config, ModelConfig
-from convolve.config.loading import flag_name, resolve
+from convolve.config.loading import flag_name
 from convolve.config.model_options import COMMON_OPTIONS, FamilyOptions, family_of
 from convolve.config.schema import SECTION_OF, SECTIONS, fields
 from convolve.distributed.launch.local import run_attempts, start_processes
@@ -47,8 +49,8 @@ class Parser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_args(argv)
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            flag = unknown[0].partition("=")[0]
-            self.error(f"unknown option {flag}; {suggest(flag, known)}")
+            flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown[:1]
+            self.error("; ".join(f"unknown option {flag}; {suggest(flag, known)}" for flag in flags))
         load_user_code(namespace)
         return namespace
 
@@ -166,6 +168,17 @@ def explicit_options(namespace: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def translate_options(argv: Sequence[str], reserved: Container[str] = ()) -> list[str]:
+    """Translate the options of other systems in a command line; print what is not obvious about it."""
+    return translate(argv, reserved, _print_notice)
+
+
+def _print_notice(line: str) -> None:
+    """Print a line once, not in every rank."""
+    if not is_distributed():
+        print(f"convolve: {line}", file=sys.stderr, flush=True)
+
+
 def read_config(namespace: argparse.Namespace, config: str | None = None, **overrides: Any) -> Config:
     """Return the config of the flags: `config` or the named one, else one of `--model` alone, else the default.
 
@@ -173,7 +186,10 @@ def read_config(namespace: argparse.Namespace, config: str | None = None, **over
     """
     options = {**explicit_options(namespace), **overrides}
     name = config or namespace.config or (None if "model" in options else DEFAULT_CONFIG)
-    return resolve(name, namespace.config_path, options).config
+    resolved = resolve(name, namespace.config_path, options)
+    for line in resolved.notices:
+        _print_notice(line)
+    return resolved.config
 
 
 def should_spawn(config: Config) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import convolve
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, open_console, print_json, print_result, print_table
-from convolve.compat.options import translate_program
+from convolve.compat.programs import translate_program
 from convolve.errors import ConfigError
 
 if TYPE_CHECKING:

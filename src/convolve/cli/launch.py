@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from convolve.cli import restore, train
 from convolve.cli.command import Parser, read_config
 from convolve.cli.console import print_json
-from convolve.compat.options import translate_program
+from convolve.compat.programs import translate_program
 from convolve.config import Config
 from convolve.distributed.launch import ssh
 from convolve.errors import ConfigError
@@ -35,6 +35,8 @@ def run(argv: Sequence[str]) -> int:
     if options.dry_run:
         _print_dry_run(job, command, folder, options)
         return 0
+    if options.verbose:
+        _print_dry_run(job, command, folder, options)
     report = ssh.launch(job, command, folder, options.max_restarts, lambda line: print(line, flush=True))
     if options.json:
         print_json(report)
@@ -47,6 +49,7 @@ def _parser() -> Parser:
     parser.add_argument("--num-instances", type=int, metavar="N", help="launchers over all hosts [one per host]")
     parser.add_argument("--num-replicas", type=int, metavar="N", help="replicas over all hosts, as --replicas")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure [0]")
+    parser.add_argument("-v", "--verbose", action="count", help="print the command of each host before it starts")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and an sbatch script, start nothing")
     parser.add_argument("--master-addr", metavar="ADDRESS", help="address of rank 0 [the first host]")
     parser.add_argument("--master-port", type=int, metavar="N", help="port of rank 0; each restart uses the next one")

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from convolve import __version__
 from convolve.api.session import in_command
+from convolve.compat.options import RejectedOptions
 from convolve.distributed.topology import is_rank_zero
 from convolve.errors import ConfigError, ConvolveError, GuaranteeWarning, suggest, to_one_line
 from convolve.loggers.streams import drop_output, prepare_streams
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         # All ranks hit the same config error; print it once.
         if is_rank_zero() or not isinstance(error, ConfigError):
             _complain(error)
+        if isinstance(error, RejectedOptions):
+            _complain(f"corrected command: {error.corrected_command(words)}")
         code = error.exit_code
     except BrokenPipeError:
         code = 1

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import convolve
-from convolve.cli.command import Parser, add_config_flags, read_config
+from convolve.cli.command import Parser, add_config_flags, read_config, translate_options
 from convolve.cli.console import format_bytes, print_result, print_table
 from convolve.cli.describe import draw
-from convolve.compat.options import translate
 from convolve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "Mi
 
 def run(argv: Sequence[str]) -> int:
     """Print the memory that a run would need and its speed."""
-    options = _parser().parse(translate(argv, reserved=("latency",)))
+    options = _parser().parse(translate_options(argv, reserved=("latency",)))
     config = read_config(options, options.name)
 
     convolve.prepare()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from convolve import device
 from convolve.cli.command import Parser
 from convolve.cli.console import open_console, print_result, print_table
-from convolve.compat.options import translate_program
+from convolve.compat.programs import translate_program
 
 if TYPE_CHECKING:
     from convolve.inference.classifier import PredictReport

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import convolve
 from convolve.cli.command import Parser, add_section_flags, explicit_options, should_spawn, spawn_ranks
 from convolve.cli.console import open_console, run_training
-from convolve.compat.options import translate_program
+from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.distributed.launch.local import follow_launcher
 

@@ -4,9 +4,16 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 import convolve
-from convolve.cli.command import Parser, add_config_flags, model_in, read_config, should_spawn, spawn_ranks
+from convolve.cli.command import (
+    Parser,
+    add_config_flags,
+    model_in,
+    read_config,
+    should_spawn,
+    spawn_ranks,
+    translate_options,
+)
 from convolve.cli.console import finish_folds, open_console, run_training
-from convolve.compat.options import translate
 from convolve.distributed.launch.local import follow_launcher
 
 USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help lists that model's options first"
@@ -17,7 +24,7 @@ def read_options(argv: Sequence[str]) -> Namespace:
     """Parse the options of this command."""
     parser = Parser("train", "Train a model.", usage=USAGE, epilog=EPILOG)
     add_config_flags(parser, model_in(argv))
-    return parser.parse(translate(argv))
+    return parser.parse(translate_options(argv))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -51,17 +51,14 @@ PADDLE = {
 }
 
 GRAPHCORE = {
-    "abs-end-learning-rate": "the last learning rate is a fraction of the first; use --poly-lr-end-ratio",
     "analyze-nans": "use --fp-exceptions, which stops at the first non-finite value and reports its layer",
     "available-memory-proportion": _MEMORY_PLAN,
-    "batches-per-step": _HOST_CALLS,
     "checkpoint-input-dir": _RESUME,
     "ckpt-all-instances": "all processes have the same weights, and rank 0 saves them; omit it",
     "ckpt-epochs-offset": "the last step is always saved; omit it",
     "compile-only": _COMPILED,
     "dataloader-rebatch-size": "threads decode single images directly into the batch; omit it",
     "dataset-benchmark": "measure the input with `convolve bench data`",
-    "device-iterations": _HOST_CALLS,
     "disable-stable-batchnorm": _STABLE,
     "disable-variable-offloading": _OFFLOAD,
     "distributed": "use --replicas N, `convolve launch` or torchrun",
@@ -86,8 +83,6 @@ GRAPHCORE = {
     "latency": "measure mean, p50, p99 and p99.9 with `convolve bench infer`",
     "log-all-instances": "rank 0 logs for all processes; omit it",
     "loss-velocity-scaling-ratio": "momentum and accumulator are always stored separately; omit it",
-    "lr-epoch-decay": "drops are fractions of the run; use --learning-rate-schedule",
-    "lr-scheduler-freq": "the learning rate is updated at every step; use --lr-drops for exponential drops",
     "max-cross-replica-buffer-size": "gradients are reduced in buckets during the backward pass; omit it",
     "max-reduce-many-buffer-size": _EXCHANGE,
     "min-remote-tensor-size": _OFFLOAD,
@@ -101,6 +96,7 @@ GRAPHCORE = {
     "only-use-slic-vmac-16": _EXCHANGE,
     "prefetch-depth": "the loader prefetches automatically, without changing results; omit it",
     "profile": _NO_TRACE,
+    "random-weights": "`convolve bench infer` measures random weights unless a run is given; omit it",
     "repeat": "`convolve bench infer` repeats and averages",
     "restore-path": _RESUME,
     "scheduling-algorithm": "it orders operations to save IPU memory; PyTorch schedules them itself; omit it",
@@ -113,7 +109,6 @@ GRAPHCORE = {
     "syncs-per-epoch": "replicas sum the same gradients and never diverge; use --epochs-per-sync N to check it",
     "use-bbox-info": "boxes are used if the data contain them; omit it",
     "wandb-weight-histogram": "use --survey-freq N, which records the exponents of every layer",
-    "weight-avg-strategy": "use --weight-avg-n N or --weight-avg-exp DECAY",
     "webdataset-memory-cache-ratio": "the cache size is given in gigabytes; use --cache-memory",
 }
 

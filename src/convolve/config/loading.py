@@ -5,7 +5,8 @@ later layer replaces single values. Options that exclude each other (`epochs` an
 setting one unsets the other in the layers below.
 
 Config files are not trusted. The safe loader builds plain types only. Duplicate keys are rejected because one of the
-values would be lost silently. Aliases are rejected because a few lines of them can expand to gigabytes; use `base:`.
+values would be lost silently. Aliases are accepted only in files of named configs, where merged mappings are limited in
+size and values cannot be nested: a few lines of aliases can expand to gigabytes.
 """
 
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ EXCLUSIVE = (
     ("ckpts_per_epoch", "epochs_per_ckpt"),
     ("learning_rate", "base_learning_rate_exponent"),
     ("rmsprop_decay", "rmsprop_base_decay_exp"),
+    ("poly_lr_end_ratio", "abs_end_learning_rate"),
 )
 
 # Former names of options, in old runs and in configs of users.
@@ -40,12 +42,16 @@ RENAMED = {"init_path": "weights"}
 # What runs did before an option existed, if that is not its default.
 _BEFORE = {"split_rule": "name"}
 
-_METADATA_KEYS = ("base", "summary", "also")
+METADATA_KEYS = ("base", "summary", "also", "published-on")
 
 
 @dataclass(frozen=True)
 class NamedConfig:
-    """One named config as written in a file."""
+    """One named config as written in a file.
+
+    `published_on` is the device model that its author ran it on. It does not change training; `plan` assumes it.
+    `notices` are printed if the config is used, `problem` is an error that is raised then.
+    """
 
     name: str
     origin: str
@@ -53,6 +59,9 @@ class NamedConfig:
     base: str | None = None
     summary: str = ""
     also: tuple[str, ...] = ()
+    published_on: str | None = None
+    notices: tuple[str, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class Resolved:
 
     config: Config
     origins: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
 
 def field_name(key: str) -> str:
@@ -74,25 +84,38 @@ def flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _entry(name: str, body: Any, origin: str) -> NamedConfig:
+def read_entry(name: str, body: Any, origin: str, notices: tuple[str, ...] = ()) -> NamedConfig:
+    """Return the named config of a mapping in our keys."""
     if not isinstance(body, dict):
         raise ConfigError(f"{origin}, {name}: expected `option: value` lines")
-    about = {key: body[key] for key in _METADATA_KEYS if key in body}
-    values = {field_name(str(key)): value for key, value in body.items() if key not in _METADATA_KEYS}
-    for key in values:
+    about = {key: body[key] for key in METADATA_KEYS if key in body}
+    values = {field_name(str(key)): value for key, value in body.items() if key not in METADATA_KEYS}
+    for key, value in values.items():
         _require_known(key, f"{origin}, {name}")
+        _require_flat(key, value, f"{origin}, {name}")
     base, also = about.get("base"), about.get("also", [])
     if not isinstance(base, str | None):
         raise ConfigError(f"{origin}, {name}: `base: {base}`: must be the name of a config")
     if not isinstance(also, list):
         raise ConfigError(f"{origin}, {name}: `also: {also}`: must be a list of names, such as [one, other]")
-    return NamedConfig(name, origin, values, base, str(about.get("summary", "")), tuple(str(item) for item in also))
+    names = tuple(str(item) for item in also)
+    summary = str(about.get("summary", ""))
+    return NamedConfig(name, origin, values, base, summary, names, about.get("published-on"), notices)
 
 
 def _require_known(key: str, origin: str) -> None:
     if key not in SECTION_OF:
         known = [flag_name(name) for name in SECTION_OF]
         raise ConfigError(f"{origin}: unknown option '{flag_name(key)}'; {suggest(flag_name(key), known)}")
+
+
+def _require_flat(key: str, value: Any, origin: str) -> None:
+    """Reject nested values, which no option has and which aliases could make huge."""
+    nested = isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    )
+    if nested or (isinstance(value, list) and len(value) > _MAX_ITEMS):
+        raise ConfigError(f"{origin}: {flag_name(key)}: must be a value or a list of at most {_MAX_ITEMS} values")
 
 
 @cache
@@ -103,21 +126,23 @@ def shipped() -> dict[str, NamedConfig]:
     for file in sorted(folder.iterdir(), key=lambda item: item.name):
         if file.name.endswith(".yml"):
             for name, body in parse_yaml(file.read_text(encoding="utf-8"), file.name).items():
-                entries[name] = _entry(name, body, file.name)
+                entries[name] = read_entry(name, body, file.name)
     return entries
 
 
 def load_entries(path: Path | None) -> dict[str, NamedConfig]:
-    """Return the built-in configs and those of a file, which take precedence."""
-    entries = {} if path is None else read_yaml(path)
-    return {**shipped(), **{name: _entry(name, body, str(path)) for name, body in entries.items()}}
+    """Return the built-in configs and those of a file in our keys, which take precedence."""
+    bodies = {} if path is None else read_yaml(path, aliases=True)
+    return {**shipped(), **{name: read_entry(name, body, str(path)) for name, body in bodies.items()}}
 
 
 def find_config(name: str, entries: Mapping[str, NamedConfig]) -> NamedConfig:
     """Return a config by its name or by its name in an original system."""
-    for entry in entries.values():
-        if name == entry.name or name in entry.also:
-            return entry
+    entry = entries.get(name) or next((entry for entry in entries.values() if name in entry.also), None)
+    if entry is not None:
+        if entry.problem is not None:
+            raise ConfigError(entry.problem)
+        return entry
     raise ConfigError(f"unknown config '{name}'; {suggest(name, entries)}")
 
 
@@ -130,6 +155,14 @@ def _lineage(entry: NamedConfig, entries: Mapping[str, NamedConfig]) -> list[Nam
             raise ConfigError(f"{entry.origin}, {entry.name}: `base:` leads back to '{base.name}'; remove the cycle")
         lineage.insert(0, base)
     return lineage
+
+
+def published_device(name: str) -> str | None:
+    """Return the device model that a built-in config was published for, None for other configs."""
+    if name not in shipped():
+        return None
+    lineage = _lineage(shipped()[name], shipped())
+    return next((entry.published_on for entry in reversed(lineage) if entry.published_on is not None), None)
 
 
 def _merge(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -150,17 +183,23 @@ def _merge(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any],
 
 
 def resolve(name: str | None, path: Path | None = None, given: Mapping[str, Any] | None = None) -> Resolved:
-    """Return the checked config of a name (or none) with these options on top."""
-    entries = load_entries(path)
+    """Return the checked config of a name (or none) with these options on top; a file at `path` has our keys only."""
+    return resolve_entry(load_entries(path), name, given)
+
+
+def resolve_entry(entries: Mapping[str, NamedConfig], name: str | None, given: Mapping[str, Any] | None) -> Resolved:
+    """Return the checked config of a name (or none) among these with these options on top."""
+    notices: tuple[str, ...] = ()
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if name is not None:
         lineage = _lineage(find_config(name, entries), entries)
         layers = [(f"{entry.origin}: {entry.name}", entry.values) for entry in lineage]
+        notices = tuple(line for entry in lineage for line in entry.notices)
         name = lineage[-1].name
     layers.append((COMMAND_LINE, given or {}))
     values, origins = _merge(layers)
     config = build(values, origins, name or "custom")
-    return Resolved(config, {option: origins.get(option, "default") for option in SECTION_OF})
+    return Resolved(config, {option: origins.get(option, "default") for option in SECTION_OF}, notices)
 
 
 def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, name: str = "custom") -> Config:
@@ -259,6 +298,7 @@ def json_schema() -> dict[str, Any]:
         "base": {"type": "string", "description": "config to inherit from"},
         "summary": {"type": "string", "description": "one line about this config"},
         "also": {"type": "array", "items": {"type": "string"}, "description": "other names of this config"},
+        "published-on": {"type": "string", "description": "device model that `plan` assumes"},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -271,6 +311,7 @@ def json_schema() -> dict[str, Any]:
 
 MAX_BYTES = 1 << 20
 _MAX_DIGITS = 64
+_MAX_ITEMS = 1000
 _LARGEST_NUMBER = 2**64
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
@@ -308,12 +349,27 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str, origin: str) -> dict[str, Any]:
+class _AliasLoader(_StrictLoader):
+    """Strict loader that accepts aliases and merge keys, up to a limit of merged keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            return yaml.SafeLoader.compose_node(self, parent, index)
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_ITEMS:
+            raise ConfigError(f"line {node.start_mark.line + 1}: more than {_MAX_ITEMS} merged keys; merge fewer")
+
+
+def parse_yaml(text: str, origin: str, *, aliases: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML text; `origin` names the text in errors."""
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{origin}: {len(text)} bytes; a config file has at most {MAX_BYTES}")
     try:
-        content = yaml.load(text, _StrictLoader)
+        content = yaml.load(text, _AliasLoader if aliases else _StrictLoader)
     except ConfigError as error:
         raise ConfigError(f"{origin}, {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -326,12 +382,12 @@ def parse_yaml(text: str, origin: str) -> dict[str, Any]:
     return content
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, *, aliases: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML file."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
-        return parse_yaml(read_regular(path).decode(), str(path))
+        return parse_yaml(read_regular(path).decode(), str(path), aliases=aliases)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read ({error.strerror}); check the path") from None
     except UnicodeDecodeError:

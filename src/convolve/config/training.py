@@ -62,8 +62,10 @@ class OptimConfig(Section):
         False, description="muon: scale each convolution to the norm sqrt(outputs) before each update, instead of decay"
     )
     weight_decay: float = Field(0.0, ge=0, description="L2 decay (adamw and muon: decoupled; lars: inside the trust)")
-    weight_decay_on: Literal["all", "matrices"] = Field(
-        "matrices", description="parameters that decay: all, or those with two dimensions or more"
+    weight_decay_on: Literal["all", "layers", "matrices"] = Field(
+        "matrices",
+        description="parameters that decay: all, weights and biases of convolutions and linear layers, or those with "
+        "two dimensions or more",
     )
     bias_weight_decay: float | None = Field(
         None, ge=0, description="decay of norms and biases [follows --weight-decay-on; lars: none]"
@@ -112,6 +114,9 @@ class ScheduleConfig(Section):
     poly_lr_decay_power: float = Field(2.0, gt=0, description="polynomial: power of the decay")
     poly_lr_end_ratio: float = Field(
         1e-5, ge=0, description="polynomial: final learning rate as a fraction of the first"
+    )
+    abs_end_learning_rate: float | None = Field(
+        None, ge=0, description="polynomial: final learning rate; replaces --poly-lr-end-ratio"
     )
     rise_share: float = Field(
         0.2, ge=0, lt=1, description="trapezoid, onecycle: fraction of the run with a rising learning rate"

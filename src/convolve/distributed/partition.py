@@ -18,7 +18,7 @@ from math import inf
 
 from torch import Tensor
 
-from convolve.compat.names import canonical_splits
+from convolve.compat.names import canonical_checkpoints, canonical_splits
 from convolve.config import Config
 from convolve.config.training import AUTO_SPLITS
 from convolve.distributed import optimizer_sharding
@@ -122,7 +122,8 @@ def partition_model(model: Network, config: Config, collectives: Collectives) ->
         # Must be last: a synced batch norm blocks on its peers in every forward pass.
         _sync_batch_norms(model, part, span)
     if parallel.enable_recomputation:
-        patterns = [one for one in parallel.recompute_checkpoints if _applies_here(part, model, one)]
+        points = canonical_checkpoints(parallel.recompute_checkpoints, tuple(model.blocks))
+        patterns = [one for one in points if _applies_here(part, model, one)]
         recompute(part, patterns)
     sharding = optimizer_sharding.build(collectives, part) if parallel.rts else NoSharding()
     pipeline = Pipeline(part, shapes, collectives, parallel.pipeline_schedule) if shapes else None

@@ -4,7 +4,7 @@ State is stored under `<parameter name>.<slot>`, not under positions. So a check
 parameter, and nothing is pickled.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -31,9 +31,10 @@ def parameter_groups(
         (True, config.weight_decay, 1.0): [],
         (False, 0.0, 1.0): [],
     }
+    biases = _layer_biases(model) if config.weight_decay_on == "layers" else set()
     for name, parameter in _parameters(model):
         factor = rate(name) * (config.bias_rate_factor if parameter.ndim <= 1 else 1.0)
-        decay = _weight_decay(name, parameter, config)
+        decay = _weight_decay(name, parameter, config, biases)
         group = groups.setdefault((decay is not None, decay or 0.0, factor), [])
         if owns(name):
             group.append(parameter)
@@ -45,13 +46,24 @@ def parameter_groups(
     ]
 
 
-def _weight_decay(name: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
+def _layer_biases(model: nn.Module) -> set[str]:
+    """Return the biases of convolutions and linear layers, whose weight has two dimensions or more."""
+    names = dict(_parameters(model))
+    return {
+        name
+        for name in names
+        if name.endswith("bias") and (weight := names.get(f"{name[:-4]}weight")) is not None and weight.ndim > 1
+    }
+
+
+def _weight_decay(name: str, parameter: nn.Parameter, config: OptimConfig, biases: Container[str]) -> float | None:
     """Return the weight decay of a parameter. None, the default for norms and biases, means that it does not decay."""
     if any(part in name for part in config.weight_decay_exclude):
         return None
     if parameter.ndim <= 1 and config.bias_weight_decay is not None:
         return config.bias_weight_decay
-    return config.weight_decay if config.weight_decay_on == "all" or parameter.ndim > 1 else None
+    decays = parameter.ndim > 1 or config.weight_decay_on == "all" or name in biases
+    return config.weight_decay if decays else None
 
 
 def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ With p = samples / all samples of the run, r the peak learning rate, w = warm-up
     stepped       r * decay^(number of milestones d with d < p)
     cosine        r * (1 + cos(pi p)) / 2
     exponential   r * decay^floor(p * drops)           (without `floor` when smooth)
-    polynomial    end + (r - end) * (1 - q)^power,     q = (samples - w) / (all samples - w), end = r * ratio
+    polynomial    end + (r - end) * (1 - q)^power,     q = (samples - w) / (all samples - w), end = r * ratio or given
     trapezoid     linear from r * first to r in the fraction `rise` of the run, linear to r * last in the final `fall`
     onecycle      half cosines: from r * first to r in the fraction `rise` of the run, then to r * last (Smith 2018)
 
@@ -87,7 +87,9 @@ SHAPES: dict[str, Callable[[ScheduleConfig, float], float]] = {
 
 def _polynomial(config: ScheduleConfig, peak: float, span: RunSpan) -> Schedule:
     warmup = config.warmup_epochs * span.epoch
-    end = peak * config.poly_lr_end_ratio
+    end = config.abs_end_learning_rate
+    if end is None:
+        end = peak * config.poly_lr_end_ratio
 
     def rate(samples: int) -> float:
         if samples < warmup:

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from convolve.compat.names import canonical_checkpoints
 from convolve.config import Config, ModelConfig
 from convolve.engine.build import build_options_on_meta, model_input
 from convolve.models import registry
@@ -86,8 +87,9 @@ def workload(config: Config, blocks: Sequence[BlockCost]) -> Workload:
     """Return the micro batch of a run, and the blocks after which recomputation keeps activations."""
     if not config.parallel.enable_recomputation:
         return Workload(config.optim.batch_size)
-    patterns = config.parallel.recompute_checkpoints or ("*",)
-    return Workload(config.optim.batch_size, match_blocks((block.name for block in blocks), patterns))
+    names = [block.name for block in blocks]
+    patterns = canonical_checkpoints(config.parallel.recompute_checkpoints, names) or ("*",)
+    return Workload(config.optim.batch_size, match_blocks(names, patterns))
 
 
 def calculate_costs(config: Config, blocks: Sequence[BlockCost], flops: float) -> Costs:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from convolve import device
 from convolve.config import Config
+from convolve.config.loading import published_device
 from convolve.distributed.partition import resolve_splits
 from convolve.distributed.pipeline import effective_schedule, ideal_bubble
 from convolve.engine.build import build_on_meta
@@ -204,6 +205,9 @@ def _find_memory(config: Config, hardware: Hardware, devices: int) -> tuple[int,
     model = config.precision.device_model
     if model is not None:
         return DEVICE_MODELS[model].memory_bytes, model
+    published = published_device(config.name)
+    if published is not None:
+        return DEVICE_MODELS[published].memory_bytes, f"{published}, for which the config was published"
     processes = -(-devices // hardware.hosts)
     source = f"this machine's, shared by {processes}" if processes > 1 else "this machine's"
     return device.memory_bytes() // processes, source

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convolve.checkpoint.store import choose_checkpoint
+from convolve.compat.config_files import load_entries, resolve
 from convolve.config import Config, ModelConfig
-from convolve.config.loading import load_entries, read_saved, resolve
+from convolve.config.loading import read_saved
 from convolve.data.build import count_used
 from convolve.data.catalog import dataset_info
 from convolve.engine.loop import run_samples

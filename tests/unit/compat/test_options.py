@@ -1,6 +1,6 @@
 import pytest
 
-from convolve.compat.options import REFUSED, RENAMED, translate
+from convolve.compat.options import REFUSED, RENAMED, RejectedOptions, translate
 from convolve.errors import ConfigError
 
 
@@ -39,11 +39,88 @@ from convolve.errors import ConfigError
         (["--recompute-mode", "auto"], ["--enable-recomputation"]),
         (["--recompute-mode", "none"], ["--no-enable-recomputation"]),
         (["--checkpoint-path", "runs/a"], ["--run-dir", "runs/a"]),
+        (["--lr-epoch-decay", "3", "6", "--epoch", "10"], ["--epochs", "10", "--learning-rate-schedule", "0.3", "0.6"]),
+        (
+            ["--lr-schedule", "exponential", "--lr-decay", ".9", "--lr-scheduler-freq", ".5", "--epoch", "10"],
+            ["--lr-schedule", "exponential", "--lr-decay-rate", ".9", "--epochs", "10", "--lr-drops", "5"],
+        ),
+        (["--weight-avg-strategy", "exponential", "--weight-avg-exp-decay", "0.97"], ["--weight-avg-exp", "0.97"]),
+        (["--weight-avg-strategy", "none", "--weight-avg-exp-decay", "0.97"], []),
+        (["--weight-avg-strategy", "mean", "--weight-avg-N", "3"], ["--weight-avg-n", "3"]),
+        (
+            ["--loss-scaling", "512", "--initial-loss-scaling", "64"],
+            ["--loss-scaling", "512", "--initial-loss-scaling", "64", "--loss-scaling-rule", "ramp"],
+        ),
+        (["--loss-scaling", "64", "--initial-loss-scaling", "64"], ["--loss-scaling", "64"]),
+        (
+            [
+                "--pipeline",
+                "--shards",
+                "1",
+                "--pipeline-schedule",
+                "Sequential",
+                "--enable-recompute",
+                "--pipeline-splits",
+                "b1/0/relu",
+                "stage2/unit3/relu",
+            ],
+            [
+                "--shards",
+                "1",
+                "--pipeline-schedule",
+                "Sequential",
+                "--enable-recomputation",
+                "--recompute-checkpoints",
+                "layer1/0",
+                "layer2/2",
+            ],
+        ),
+        (["--device-iterations", "1"], []),
+        (["--optimizer", "sgd", "--momentum", "0.9"], ["--optimizer", "momentum", "--momentum", "0.9"]),
         (["run", "a_b.png", "--", "--use_ipu"], ["run", "a_b.png", "--", "--use_ipu"]),
     ],
 )
 def test_an_old_option_is_translated_to_ours(old, ours):
-    assert translate(old) == ours
+    assert translate(["--config", "a", *old]) == ["--config", "a", *ours]
+
+
+def test_all_rejected_options_are_reported_together_with_the_corrected_command():
+    words = ["train", "--model", "resnet50", "--stable-norm", "--epoch", "2", "--num-io-tiles", "32"]
+    with pytest.raises(RejectedOptions) as caught:
+        translate(words[1:])
+    first, *lines = str(caught.value).splitlines()
+    assert first == "2 options are not offered"
+    assert lines == [f"  --{name}: {REFUSED[name]}" for name in ("stable-norm", "num-io-tiles")]
+    assert caught.value.corrected_command(words) == "convolve train --model resnet50 --epochs 2"
+
+
+def test_spellings_of_the_pytorch_application_bring_its_defaults_and_say_so():
+    said = []
+    words = translate(
+        ["--model", "resnet50", "--half-partial", "--optimizer", "rmsprop", "--momentum", "0.5"], notify=said.append
+    )
+    options = dict(zip(words, words[1:], strict=False))
+    assert (options["--rmsprop-decay"], options["--loss-scaling"], options["--precision"]) == ("0.99", "1", "16.16")
+    assert words.count("--momentum") == 1
+    assert "--no-stochastic-rounding" in words and "--hostside-norm" in words
+    assert said == [line for line in said if line.startswith("--half-partial is an option of Graphcore's PyTorch")]
+    assert "--weight-decay 0.0001" in said[0]
+
+
+def test_splits_determine_the_number_of_stages():
+    assert translate(["--pipeline-splits", "layer2/0", "layer3/0"])[-2:] == ["--shards", "3"]
+    assert "--shards" not in translate(["--config", "a", "--pipeline-splits", "layer2/0", "layer3/0"])
+
+
+def test_tensorflow_s_sgd_rejects_a_momentum():
+    with pytest.raises(ConfigError, match="--momentum .9 with --optimizer SGD: has no effect"):
+        translate(["--optimiser", "SGD", "--momentum", ".9"])
+
+
+def test_splits_of_one_stage_must_end_blocks():
+    words = ["--shards", "1", "--enable-recompute", "--pipeline-splits", "block2b"]
+    with pytest.raises(ConfigError, match="--pipeline-splits block2b: with one stage"):
+        translate(words)
 
 
 @pytest.mark.parametrize("name", REFUSED)

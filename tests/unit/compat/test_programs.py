@@ -1,6 +1,6 @@
 import pytest
 
-from convolve.compat.options import PROGRAMS, STORED, translate_program
+from convolve.compat.programs import PROGRAMS, STORED, translate_program
 from convolve.errors import ConfigError
 
 

@@ -5,19 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convolve.cli.command import Parser, add_config_flags
+from convolve.compat.combinations import SWITCHES, split_options
 from convolve.compat.names import canonical_splits
-from convolve.compat.options import (
-    LAYOUT,
-    PROGRAMS,
-    RENAMED,
-    REPLACED,
-    SPECIAL,
-    SWITCHES,
-    WORDED,
-    split_options,
-    translate,
-    translate_program,
-)
+from convolve.compat.options import RENAMED, REPLACED, SPECIAL, WORDED, translate
+from convolve.compat.programs import LAYOUT, PROGRAMS, translate_program
 from convolve.compat.refused import REFUSED
 from convolve.config.loading import field_name
 from convolve.config.schema import SECTION_OF
@@ -33,7 +24,9 @@ def parse(words):
 @pytest.mark.parametrize(("old", "new"), RENAMED.items(), ids=RENAMED)
 def test_a_renamed_option_exists_and_keeps_its_value(old, new):
     assert field_name(new) in SECTION_OF
-    assert translate([f"--{old}", "1"]) == translate([f"--{old.replace('-', '_')}=1"]) == translate([f"--{new}", "1"])
+    config = ["--config", "a"]
+    expected = translate([*config, f"--{new}", "1"])
+    assert translate([*config, f"--{old}", "1"]) == translate([*config, f"--{old.replace('-', '_')}=1"]) == expected
 
 
 @pytest.mark.parametrize(("old", "words"), REPLACED.items(), ids=REPLACED)

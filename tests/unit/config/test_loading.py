@@ -71,7 +71,6 @@ def test_the_schema_names_every_option():
     [
         ("mine:\n  batch-sise: 3\n", "mine.yml, mine: unknown option 'batch-sise'; did you mean batch-size"),
         ("mine:\n  seed: 1\n  seed: 2\n", "mine.yml, line 3: key 'seed' is given twice; keep one of them"),
-        ("a: &x\n  seed: 1\nmine: *x\n", "line 3: YAML aliases are not accepted; inherit with `base: NAME` instead"),
         ("mine:\n  base: mine\n", "`base:` leads back to 'mine'; remove the cycle"),
         ("mine:\n  base: lenet-bn-mnits\n", "unknown config 'lenet-bn-mnits'; did you mean lenet-bn-mnist"),
         ("mine:\n  base: 3\n", "mine.yml, mine: `base: 3`: must be the name of a config"),

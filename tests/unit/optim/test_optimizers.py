@@ -37,6 +37,13 @@ def test_norms_and_biases_do_not_decay():
     assert sum(len(group["params"]) for group in (decaying, others)) == len(list(model.parameters()))
 
 
+def test_with_weight_decay_on_layers_biases_decay_and_norms_do_not():
+    model = make_model()
+    decaying, others = build_optimizer(model, OptimConfig(weight_decay=0.1, weight_decay_on="layers")).param_groups
+    assert [p.ndim for p in decaying["params"]] == [4, 1, 2, 1]
+    assert others["params"] == [model[1].weight, model[1].bias]
+
+
 def test_every_parameter_decays_with_weight_decay_on_all():
     decaying, others = build_optimizer(make_model(), OptimConfig(weight_decay=0.1, weight_decay_on="all")).param_groups
     assert (len(decaying["params"]), len(others["params"])) == (6, 0)

@@ -45,6 +45,11 @@ def test_polynomial_rises_to_the_peak_and_ends_at_its_ratio():
     assert curve == pytest.approx([0.0, 1.0, 2.0, 0.2 + 1.8 * 0.25, 0.2, 0.2])
 
 
+def test_polynomial_ends_at_an_absolute_learning_rate():
+    curve = rates([0, 500, 1000], lr_schedule="polynomial", poly_lr_decay_power=1, abs_end_learning_rate=0.5)
+    assert curve == pytest.approx([2.0, 1.25, 0.5])
+
+
 @pytest.mark.parametrize("shape", ["constant", "stepped", "cosine", "exponential"])
 def test_warmup_multiplies_the_schedule_by_the_fraction_done(shape):
     warm = rates([0, 50, 150, 200, 300], lr_schedule=shape, warmup_epochs=2)

@@ -1,6 +1,7 @@
 """Plans: every shipped config has one, and its numbers are consistent."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -18,8 +19,12 @@ FAST = Hardware(device_flops=50e12)
 SPLIT = {"shards": 4, "gradient_accumulation_count": 16, "batch_size": 8}
 
 
-def make(name="resnet50-imagenet", hardware=FAST, **given):
-    return plan.plan(resolve(name, None, given).config, hardware)[0]
+def make(name=None, hardware=FAST, **given):
+    """Return the plan of a config, by default of a ResNet-50 without recomputation on 64 GB."""
+    if name is None:
+        given = {"enable_recomputation": False, **given}
+        hardware = hardware if hardware.device_memory else replace(hardware, device_memory=64 * 10**9)
+    return plan.plan(resolve(name or "resnet50-imagenet", None, given).config, hardware)[0]
 
 
 @pytest.mark.parametrize("name", list(shipped()))
@@ -34,7 +39,7 @@ def test_every_shipped_config_has_a_plan(name):
 
 
 def test_thousands_of_devices_are_planned_without_having_one():
-    found = make("resnet50-imagenet", Hardware(hosts=512, device_flops=50e12), replicas=1024, **SPLIT)
+    found = make(hardware=Hardware(hosts=512, device_flops=50e12), replicas=1024, **SPLIT)
     assert (found.devices, found.global_batch_size) == (4096, 1024 * 16 * 8)
     assert found.traffic.sent_bytes == round(2 * 1023 / 1024 * found.traffic.summed_bytes)
 
@@ -103,8 +108,14 @@ def test_splits_follow_memory_if_the_fastest_one_does_not_fit():
 
 
 def test_a_device_model_brings_its_memory():
-    found = make(device_model="ipu-mk2")
-    assert (found.room.device_bytes, found.room.source) == (900 * 10**6, "ipu-mk2")
+    found = make("resnet50-imagenet", device_model="ipu-mk1")
+    assert (found.room.device_bytes, found.room.source) == (300 * 10**6, "ipu-mk1")
+
+
+def test_a_config_is_planned_for_the_device_that_it_was_published_for():
+    for name, memory in (("mk1_resnet50_16ipus", 300 * 10**6), ("resnet50_mk2", 900 * 10**6)):
+        room = make(name).room
+        assert (room.device_bytes, room.source.partition(", ")[2]) == (memory, "for which the config was published")
 
 
 def test_a_run_that_does_not_fit_has_suggestions_that_do():

@@ -13,6 +13,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+from convolve.compat.options import EXPLAINED
 from convolve.compat.refused import REFUSED
 from convolve.config.model_options import family_of
 from convolve.config.schema import Config, ModelConfig
@@ -302,7 +303,7 @@ TRANSLATIONS = {
 DEFAULTS = Config().values()
 
 
-IMPLIED = {"enable_half_partials": False, "saturate_on_overflow": False, "precision": "32.32"}
+IMPLIED = {"normalization": "unit", "enable_half_partials": False, "saturate_on_overflow": False, "precision": "32.32"}
 
 
 @cache
@@ -318,7 +319,7 @@ def unread_keys(system):
     for given in configs:
         TRANSLATIONS[system](given)
     unread = set().union(*configs) - set().union(*(given.read for given in configs))
-    return {key for key in unread if canonical(key.replace("_", "-")) not in REFUSED}
+    return {key for key in unread if canonical(key.replace("_", "-")) not in {*REFUSED, *EXPLAINED}}
 
 
 class Watched(dict):

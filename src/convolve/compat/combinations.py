@@ -97,7 +97,7 @@ def _words(groups: Groups, option: str) -> list[str] | None:
 def _splits_to_checkpoints(groups: Groups) -> Groups:
     """Translate the splits of a pipeline on one device, which is how Graphcore names the points of recomputation."""
     splits, shards = _words(groups, "pipeline-splits"), _words(groups, "shards")
-    if not splits or shards != ["1"] or _words(groups, "enable-recomputation") is None:
+    if splits in (None, [], ["auto"]) or shards != ["1"] or _words(groups, "enable-recomputation") is None:
         return groups
     blocks = [ending_block(split) for split in splits]
     others = [(name, words) for name, words in groups if name != "pipeline-splits"]

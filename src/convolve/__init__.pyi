@@ -7,7 +7,7 @@ from convolve.api.classifier import load as load
 from convolve.api.configs import config_schema as config_schema
 from convolve.api.configs import config_values as config_values
 from convolve.api.configs import configs as configs
-from convolve.api.run import Checkpoint as Checkpoint
+from convolve.api.records import Checkpoint as Checkpoint
 from convolve.api.run import Run as Run
 from convolve.api.run import Stopped as Stopped
 from convolve.api.run import open as open
@@ -30,6 +30,7 @@ from convolve.errors import DataError as DataError
 from convolve.errors import DeviceError as DeviceError
 from convolve.errors import DivergedError as DivergedError
 from convolve.errors import ExtraError as ExtraError
+from convolve.errors import GuaranteeError as GuaranteeError
 from convolve.errors import GuaranteeWarning as GuaranteeWarning
 from convolve.errors import NumericsError as NumericsError
 from convolve.errors import ParallelError as ParallelError

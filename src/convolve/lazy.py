@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class LazyPackage(ModuleType):
-    """A package with public names by the module that defines them; a home that equals the name is a submodule."""
+    """A package with public names by the module that defines them. The home of a public submodule is empty."""
 
     _homes: dict[str, str]
 
@@ -20,17 +20,13 @@ class LazyPackage(ModuleType):
         home = self.__dict__.get("_homes", {}).get(name)
         if home is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        module = import_module(home)
-        value = module if home == f"{self.__name__}.{name}" else getattr(module, name)
+        value = getattr(import_module(home), name) if home else import_module(f"{self.__name__}.{name}")
         self.__dict__[name] = value
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
         # The import system binds each submodule in its package.
-        if (
-            isinstance(value, ModuleType)
-            and self.__dict__.get("_homes", {}).get(name, value.__name__) != value.__name__
-        ):
+        if isinstance(value, ModuleType) and self.__dict__.get("_homes", {}).get(name):
             return
         super().__setattr__(name, value)
 
@@ -38,10 +34,10 @@ class LazyPackage(ModuleType):
         return sorted({*super().__dir__(), *self._homes})
 
 
-def install(package: str, modules: Mapping[str, Sequence[str]]) -> list[str]:
-    """Make the names of these modules public in a package. Return them for `__all__`."""
+def install(package: str, modules: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()) -> list[str]:
+    """Make the names of these modules, and some submodules, public in a package. Return them for `__all__`."""
     module = sys.modules[package]
-    homes = {name: home for home, names in modules.items() for name in names}
+    homes = {name: home for home, names in modules.items() for name in names} | dict.fromkeys(submodules, "")
     module.__dict__["_homes"] = homes
     module.__class__ = LazyPackage
     return sorted(homes)

@@ -14,7 +14,8 @@ from convolve.loggers.base import Console, RunInfo, TrainRecord, ValidationRecor
 from convolve.run_files import CHECKPOINTS_FOLDER, STATE_FILE, checkpoint_name
 
 if TYPE_CHECKING:
-    from convolve.api.run import Checkpoint, Run
+    from convolve.api.records import Checkpoint
+    from convolve.api.run import Run
 
 STATE_KEY = "callbacks"
 

@@ -210,7 +210,7 @@ def load_run(run: Run, checkpoint: str, device: str) -> Classifier:
     with session():
         folder = run.checkpoint(checkpoint).path
         name = None if device == "auto" else device
-        model = inference.Classifier.load(folder, device_name=name, user=run._with())
+        model = inference.Classifier.load(folder, device_name=name, user=run._copy())
         return Classifier(folder, model.metadata, model.classify, model, {"device": device})
 
 

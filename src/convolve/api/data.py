@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from convolve.api.progress import open_progress
 from convolve.api.session import session
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from convolve.data.prepare import Prepared
 
 Format = Literal["webdataset", "raw"]
+AnyT = TypeVar("AnyT")
 
 
 def list() -> tuple[DatasetListing, ...]:
@@ -102,6 +103,13 @@ def _open(source: Source, classes: Sequence[str] | None, options: dict[str, Any]
     named = {"dataset": place.name, "data_dir": place.folder}
     config = build({**options, **{key: value for key, value in named.items() if value is not None}, "device": device})
     return open_data(config, SilentConsole(), user)
+
+
+def register(name: str) -> Callable[[AnyT], AnyT]:
+    """Return a decorator that gives a function a name for `train`; it returns a data set, or a pair of them."""
+    from convolve import plugins
+
+    return plugins.DATASETS.decorator(name)
 
 
 class Feed:

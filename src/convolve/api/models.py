@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from convolve.api.session import session
 from convolve.config.model_options import family_of
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from convolve.config.options import ModelOptions
     from convolve.models.summary import ModelSummary
+
+
+AnyT = TypeVar("AnyT")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,13 @@ def create(
         if file is not None:
             load_pretrained(model, file.path)
         return model
+
+
+def register(name: str) -> Callable[[AnyT], AnyT]:
+    """Return a decorator that gives a class or function that makes a module a name for `train` and the command."""
+    from convolve import plugins
+
+    return plugins.MODELS.decorator(name)
 
 
 def describe(what: str) -> ModelSummary:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convolve.api.plots import Plot, plot_run
 from convolve.api.progress import open_progress
+from convolve.api.records import Checkpoint, read_events, read_json
 from convolve.api.session import session
 from convolve.config.loading import read_saved
 from convolve.config.schema import Config
 from convolve.errors import CheckpointError, ConfigError, suggest
-from convolve.files import open_run_file, read_run_file
 from convolve.loggers.base import Console, TrainRecord, ValidationRecord
 from convolve.loggers.files import read_training, read_validations
 from convolve.run_files import (
@@ -25,7 +23,6 @@ from convolve.run_files import (
     CONFIG_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
-    STATE_FILE,
     SUMMARY_FILE,
     step_of,
 )
@@ -46,26 +43,6 @@ if TYPE_CHECKING:
 Formats = Literal["onnx", "pt2", "aoti", "safetensors"]
 Averages = Literal["mean", "exponential", "ema"]
 Statistics = Literal["measured", "averaged"]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint of a run; `best` if it validated best."""
-
-    path: Path
-    step: int
-    best: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of its folder, such as step-000001876."""
-        return self.path.name
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Its validation: loss, accuracy, samples and the user's metrics; empty if it was not validated."""
-        found = _read_json(self.path / STATE_FILE).get("metrics")
-        return found if isinstance(found, dict) else {}
 
 
 class Stopped(KeyboardInterrupt):
@@ -142,6 +119,12 @@ class Run:
         return found if isinstance(found, str) else None
 
     @property
+    def lost_guarantees(self) -> list[str]:
+        """One line for each guarantee that does not hold for this run, and why; empty for named models and data."""
+        events = [event for event in read_events(self.path / EVENTS_FILE) if event.get("kind") == "lost_guarantee"]
+        return list(dict.fromkeys(str(event.get("message")) for event in events))
+
+    @property
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints, oldest first."""
         from convolve.checkpoint.store import find_best, find_checkpoints
@@ -159,7 +142,7 @@ class Run:
     @property
     def metrics(self) -> Mapping[str, Any]:
         """The figures in summary.json, such as `test_accuracy`; empty until the run ends."""
-        return _read_json(self.path / SUMMARY_FILE)
+        return read_json(self.path / SUMMARY_FILE)
 
     @property
     def training(self) -> list[TrainRecord]:
@@ -175,7 +158,7 @@ class Run:
     def _end(self) -> Mapping[str, Any]:
         """The end event after the last start, empty without one."""
         end: Mapping[str, Any] = {}
-        for event in _read_events(self.path / EVENTS_FILE):
+        for event in read_events(self.path / EVENTS_FILE):
             if event.get("kind") in ("start", "end"):
                 end = event if event["kind"] == "end" else {}
         return end
@@ -257,7 +240,7 @@ class Run:
                 every=name is None,
                 data_dir=place.folder,
                 batch_size=batch_size,
-                user=self._with(data if place.is_object else None),
+                user=self._copy(data if place.is_object else None),
             )
 
     def load(self, *, checkpoint: str = "best", device: str = "auto") -> Classifier:
@@ -281,7 +264,7 @@ class Run:
 
             target = None if output is None else Path(output)
             return export(
-                self.checkpoint(checkpoint).path, format, console, output=target, int8=int8, user=self._with()
+                self.checkpoint(checkpoint).path, format, console, output=target, int8=int8, user=self._copy()
             )
 
     def average(
@@ -307,7 +290,7 @@ class Run:
             from convolve.runs.average import AverageRecipe, average
 
             recipe = AverageRecipe(mode, count, decay, discard_last, statistics)
-            return average(self.path, recipe, console, name=filename, user=self._with())
+            return average(self.path, recipe, console, name=filename, user=self._copy())
 
     def report(self, *, output: str | Path | None = None) -> ReportResult:
         """Write the HTML report of the best checkpoint. The result has the `path`."""
@@ -334,6 +317,11 @@ class Run:
         from convolve.engine.user_code import NO_USER_CODE
 
         return read_user_code(data, model, loss, metrics, base=self._user or NO_USER_CODE)
+
+    def _copy(self, data: Source | None = None) -> UserCode:
+        """Return the user's code with a copy of the module, which gets the weights of a checkpoint."""
+        user = self._with(data)
+        return user if user.module is None else replace(user, module=user.module.copy())
 
 
 def open(
@@ -374,25 +362,6 @@ def report(
     with session(), open_progress(progress) as console:
         from convolve.runs.report import report as write
 
-        users = [handle._with() for handle in handles]
+        users = [handle._copy() for handle in handles]
         target = None if output is None else Path(output)
         return write([handle.path for handle in handles], console, output=target, users=users)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_run_file(path))
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _read_events(path: Path) -> list[dict[str, Any]]:
-    events = []
-    with suppress(OSError), open_run_file(path) as file:
-        for line in file:
-            with suppress(ValueError, RecursionError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    events.append(event)
-    return events

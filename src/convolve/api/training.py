@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from convolve.api.session import session, training
 from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source, locate, read_user_code
 from convolve.config.loading import field_name, resolve
 from convolve.config.schema import SECTION_OF, Config
-from convolve.errors import ConfigError, GuaranteeWarning, suggest
+from convolve.errors import ConfigError, suggest
 from convolve.loggers.base import Console
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def train(
 
         user = read_user_code(data, model, loss, metrics, base=NO_USER_CODE)
         resolved = complete_config(read_config(data, model, config, given), user)
+        user = replace(user, strict=resolved.run.strict)
         check_data(resolved, user)
         return _run(
             user,
@@ -104,7 +105,9 @@ def resume_run(
             if SECTION_OF.get(name) != "parallel":
                 raise ConfigError(f"resume: {name} cannot change; only epochs, iterations and the layout can")
         changes = Changes(options.get("epochs"), options.get("iterations"), layout)
-        check_data(changes.apply(run.config), user)
+        resolved = changes.apply(run.config)
+        user = replace(user, strict=resolved.run.strict)
+        check_data(resolved, user)
         return _run(
             user,
             CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
@@ -197,8 +200,8 @@ def complete_config(config: Config, user: UserCode) -> Config:
 
 
 def check_data(config: Config, user: UserCode) -> None:
-    """Reject options that do not apply to the user's data, and warn if its items are not reproducible."""
-    from convolve.data.user import UserReader, find_own_state
+    """Reject options that do not apply to the user's data."""
+    from convolve.data.user import UserReader
 
     reader = None if user.data is None else user.data.train
     if not isinstance(reader, UserReader):
@@ -207,17 +210,3 @@ def check_data(config: Config, user: UserCode) -> None:
         raise ConfigError(
             f"augment={config.data.augment}: float images are used as they are; return uint8 images to augment them"
         )
-    index = find_own_state(reader, config.run.seed)
-    if index is not None:
-        lose_guarantee(
-            f"data set {type(reader.data).__qualname__}: sample {index} differs when it is read twice with one key; "
-            "a resumed run will not be bit-identical to an uninterrupted one; draw from the rng of sample(index, rng)",
-            strict=config.run.strict,
-        )
-
-
-def lose_guarantee(message: str, *, strict: bool) -> None:
-    """Warn that a guarantee does not hold; with `strict`, raise instead."""
-    if strict:
-        raise ConfigError(message)
-    warnings.warn(message, GuaranteeWarning, stacklevel=2)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from convolve.data.user import UserDataset
     from convolve.engine.objective import Loss, Metric
     from convolve.engine.user_code import UserCode
+    from convolve.plugins import Registry
 
 Source: TypeAlias = "str | Path | UserDataset | tuple[UserDataset, UserDataset]"
 """A name, a folder, a data set, or a pair of data sets for training and testing."""
-ModelLike: TypeAlias = "str | nn.Module | Callable[[], nn.Module]"
+ModelLike: TypeAlias = "str | nn.Module | Callable[..., nn.Module]"
 """A name, a module, or a class or function that makes one."""
 LossLike: TypeAlias = "str | Loss"
 MetricLike: TypeAlias = "Metric | Callable[[Tensor, Tensor], Tensor] | str"
@@ -47,6 +48,10 @@ def locate(data: Source | None) -> Place:
 
     if data in CATALOG or data in ALIASES or data in PHOTO_DATASETS:
         return Place(name=data)
+    from convolve import plugins
+
+    if ":" in data or data in plugins.DATASETS.names():
+        return Place(is_object=True)
     if Path(data).exists():
         return Place(folder=Path(data))
     from convolve.data.catalog import find_dataset
@@ -67,13 +72,23 @@ def read_user_code(
     base: UserCode,
 ) -> UserCode:
     """Return the objects among the arguments; what is not given comes from `base`."""
+    from convolve import plugins
+
     changes: dict[str, Any] = {}
-    if data is not None and locate(data).is_object:
+    if isinstance(model, str):
+        if ":" in model:
+            plugins.trust(model)
+    elif model is not None:
+        from convolve.models.user import UserModel
+
+        if not callable(model):
+            raise ConfigError(f"model {model!r:.60}: give a name, a module, or a class or function that makes one")
+        changes["module"] = UserModel(model)
+    source = read_source(data)
+    if source is not None:
         from convolve.data.user import open_user_data
 
-        changes["data"] = open_user_data(data)
-    if model is not None and not isinstance(model, str):
-        changes["module"] = read_module(model)
+        changes["data"] = open_user_data(source, outputs=_count_outputs(source, model))
     if loss is not None:
         changes["loss"] = read_loss(loss)
     if metrics:
@@ -81,24 +96,67 @@ def read_user_code(
     return replace(base, **changes)
 
 
-def read_module(model: Any) -> Any:
-    """Return a module, or a class or function that makes one, as a part of `UserCode`."""
-    raise ConfigError(f"model {model!r:.60}: give the name of a model; list them with convolve.models.list()")
+def read_source(data: Source | None) -> Any:
+    """Return a data set object, or the one that a plugin registered under a name; None for other names and places."""
+    if data is None or not locate(data).is_object:
+        return None
+    if not isinstance(data, str):
+        return data
+    from convolve import plugins
+
+    return _find(plugins.DATASETS, data)()
+
+
+def _find(registry: Registry, name: str) -> Any:
+    """Return what a name stands for, or `package:attribute`, which the user typed."""
+    from convolve import plugins
+
+    if ":" in name:
+        plugins.trust(name)
+    return registry.resolve(name, {}, registry.kind)
+
+
+def _count_outputs(source: Any, model: ModelLike | None) -> int | None:
+    """Return the number of outputs of a module for the first image; None if there is no module, or it fails."""
+    import torch
+    from torch import nn
+
+    from convolve.data.user import KeyedDataset, MapDataset, SampleFailure, read_items
+
+    first = source[0] if isinstance(source, tuple) and source else source
+    if not isinstance(model, nn.Module) or not isinstance(first, MapDataset | KeyedDataset):
+        return None
+    [item] = read_items(first, [0], None)
+    if isinstance(item, SampleFailure):
+        return None
+    modes = {module: module.training for module in model.modules()}
+    image = torch.from_numpy(item[0]).permute(2, 0, 1)[None].float()
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(image.to(next((one.device for one in model.parameters()), image.device)))
+        return int(outputs.shape[1])
+    except Exception:
+        return None  # building the model reports what is wrong with it
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def read_loss(loss: LossLike) -> Loss:
     """Return a loss function."""
-    if isinstance(loss, str):
-        raise ConfigError(f"loss {loss}: unknown name; pass a function of outputs and targets")
-    if not callable(loss):
+    from convolve import plugins
+
+    found: Loss = _find(plugins.LOSSES, loss) if isinstance(loss, str) else loss
+    if not callable(found):
         raise ConfigError(f"loss {loss!r:.60}: not callable; pass a function of outputs and targets")
-    return loss
+    return found
 
 
 def read_metrics(metrics: Sequence[MetricLike]) -> tuple[Metric, ...]:
     """Return metrics with unique names that are no columns of the tables."""
     from dataclasses import fields
 
+    from convolve import plugins
     from convolve.engine.objective import MeanMetric, Metric, name_of
     from convolve.loggers.base import TrainRecord, ValidationRecord
 
@@ -106,7 +164,9 @@ def read_metrics(metrics: Sequence[MetricLike]) -> tuple[Metric, ...]:
     taken = {field.name for record in (TrainRecord, ValidationRecord) for field in fields(record)}
     for metric in metrics:
         if isinstance(metric, str):
-            raise ConfigError(f"metric {metric}: unknown name; pass a function or an object with update and compute")
+            metric = _find(plugins.METRICS, metric)
+        if isinstance(metric, type):
+            metric = metric()
         if isinstance(metric, Metric):
             one: Metric = metric
         elif callable(metric):

@@ -33,6 +33,7 @@ class ModelOptions(TypedDict, total=False):
     proxy_epsilon: float | None
     weights: str | None
     weights_dir: str | Path | None
+    weights_mirror: str | None
     variable_filter: Sequence[str]
     freeze_until: str | None
     freeze_norms: bool
@@ -111,7 +112,7 @@ class OptimOptions(TypedDict, total=False):
     muon_rounds: int
     muon_fixed_norm: bool
     weight_decay: float
-    weight_decay_on: Literal["all", "matrices"]
+    weight_decay_on: Literal["all", "layers", "matrices"]
     bias_weight_decay: float | None
     weight_decay_exclude: Sequence[str]
     label_smoothing: float
@@ -134,6 +135,7 @@ class ScheduleOptions(TypedDict, total=False):
     lr_staircase: bool
     poly_lr_decay_power: float
     poly_lr_end_ratio: float
+    abs_end_learning_rate: float | None
     rise_share: float
     fall_share: float
     first_ratio: float

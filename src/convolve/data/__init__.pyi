@@ -5,5 +5,6 @@ from convolve.api.data import list as list
 from convolve.api.data import loader as loader
 from convolve.api.data import open as open
 from convolve.api.data import prepare as prepare
+from convolve.api.data import register as register
 from convolve.data.user import KeyedDataset as KeyedDataset
 from convolve.data.user import MapDataset as MapDataset

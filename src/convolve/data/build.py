@@ -17,7 +17,7 @@ from convolve.data.lookup import open_dataset
 from convolve.data.transforms.augment import NO_AUGMENT, Augment, Crop
 from convolve.data.transforms.mixup import NO_MIXING, Cutmix, Mixing, MixPlanner
 from convolve.data.transforms.normalize import Transform
-from convolve.errors import ConfigError
+from convolve.errors import ConfigError, DataError
 from convolve.loggers.base import Console
 
 _CROPS: dict[str, Crop] = {"flip": "none", "pad-crop": "pad", "pad-crop-flip": "pad", "resized-crop-flip": "resized"}
@@ -187,6 +187,10 @@ def load_dataset(
 ) -> Dataset[Reader]:
     """Open the data set of a config, or take the user's, with the training images that the config selects; without
     `train`, those of a folder are not read."""
+    if user is None and ":" in (config.data.dataset or ""):
+        raise DataError(
+            f"data set {config.data.dataset}: the user's code, which is never imported; give it again with data="
+        )
     dataset = user or open_dataset(config.data, announce=console.info, progress=console.progress, train=train)
     return select_samples(dataset, config.data)
 

@@ -6,8 +6,11 @@ method `sample(index, rng)` receives a numpy generator of the same key instead; 
 item passes unchanged, with a note that names its index.
 """
 
+import os
 import random
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -150,6 +153,14 @@ def _start_worker(data: UserDataset) -> None:
     global _worker_data
     torch.set_num_threads(1)
     _worker_data = data
+    threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _follow_parent(parent: int) -> None:
+    """End this process when the one that reads from it is gone: nothing else would end it after a kill."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 def _work(rows: list[int], key: SampleRNG | None) -> list[tuple[Tensor, int] | SampleFailure]:

@@ -24,7 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from convolve import rng
 from convolve.config import Config
 from convolve.data.build import DataModule
-from convolve.engine.objective import Loss, name_of
+from convolve.data.user import UserReader, find_own_state
+from convolve.engine.objective import Loss, check_loss, name_of
 from convolve.engine.user_code import UserCode
 from convolve.errors import ConfigError, GuaranteeError, GuaranteeWarning
 from convolve.layers.generators import GeneratorStates, keyed_generators
@@ -55,17 +56,37 @@ class LostGuarantee:
 
 def find_lost(model: Network, data: DataModule, config: Config, user: UserCode) -> list[LostGuarantee]:
     """Return the guarantees that the user's module and loss do not keep; in a strict run, one is an error."""
+    found = probe_data(user, config.run.seed)
     if not isinstance(model, AdoptedModel) and user.loss is None:
-        return []
+        return _require_all(found, user)
     batch = next(data.train_loader().step_batches(config.run.seed, 0, IMAGES, IMAGES)).micro_batches[0]
-    found = probe_module(model, batch.images, config) if isinstance(model, AdoptedModel) else []
+    found += probe_module(model, batch.images, config) if isinstance(model, AdoptedModel) else []
     if user.loss is not None:
+        check_loss(user.loss, len(data.dataset.classes))
         with keyed_generators("logits", device=batch.images.device):
             logits = torch.randn(len(batch.labels), len(data.dataset.classes), device=batch.images.device)
         found += probe_loss(user.loss, logits, batch.labels)
+    return _require_all(found, user)
+
+
+def _require_all(found: list[LostGuarantee], user: UserCode) -> list[LostGuarantee]:
     if found and user.strict:
         raise GuaranteeError(found[0].message)
     return found
+
+
+def probe_data(user: UserCode, seed: int) -> list[LostGuarantee]:
+    """Return what a data set loses whose items differ when they are read twice with one key."""
+    reader = None if user.data is None else user.data.train
+    index = find_own_state(reader, seed) if isinstance(reader, UserReader) else None
+    if index is None or not isinstance(reader, UserReader):
+        return []
+    subject = f"data set {type(reader.data).__qualname__}"
+    message = (
+        f"{subject}: sample {index} differs when it is read twice with one key; {NOT_IDENTICAL}; "
+        "draw from the rng of sample(index, rng)"
+    )
+    return [LostGuarantee(subject, ("restart", "processes", "batch size"), message)]
 
 
 def report_lost(found: Iterable[LostGuarantee], console: Console, emit: Callable[..., None]) -> None:

@@ -29,6 +29,9 @@ class UserModule(Protocol):
     def build(self, classes: int, input_shape: Shape, seed: int) -> Network:
         """Return the model on the CPU for images of this shape, ready for `engine.build.build`."""
 
+    def copy(self) -> "UserModule":
+        """Return the same model with a copy of the module, to load weights into."""
+
     def in_use(self) -> AbstractContextManager[None]:
         """Return the context of a run: afterwards a module is as before, except for its weights."""
 

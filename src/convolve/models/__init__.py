@@ -6,4 +6,10 @@ public functions `convolve.models.list`, `create` and `describe` are in `api/mod
 
 from convolve import lazy
 
-__all__ = lazy.install(__name__, {"convolve.api.models": ("ModelInfo", "create", "describe", "list")})
+__all__ = lazy.install(
+    __name__,
+    {
+        "convolve.api.models": ("ModelInfo", "create", "describe", "list", "register"),
+        "convolve.models.adopt": ("Adopted", "adopt"),
+    },
+)

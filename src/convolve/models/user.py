@@ -47,6 +47,10 @@ class UserModel:
             raise ConfigError(f"{self._subject}: cannot be copied ({describe(error)}); make it copyable") from error
         return self._adopt(self._maker, classes, input_shape)
 
+    def copy(self) -> "UserModel":
+        """Return the same model with a copy of the module, to load weights into."""
+        return UserModel(deepcopy(self._maker)) if isinstance(self._maker, nn.Module) else self
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Leave a module as it was before, except for its weights."""

@@ -1,6 +1,7 @@
 """Name of every file and folder inside a run folder, each defined once.
 
 config.yml                   resolved config, the first file of a run
+recipe.json                  how a recipe chose the config, and why
 log.txt, events.jsonl        log as text and as JSON Lines
 training.csv, validation.csv log points and validations
 checkpoints/step-000001876/  one folder per checkpoint, and best.txt with the name of the best one
@@ -15,6 +16,7 @@ import re
 from pathlib import Path
 
 CONFIG_FILE = "config.yml"
+RECIPE_FILE = "recipe.json"
 LOG_FILE = "log.txt"
 EVENTS_FILE = "events.jsonl"
 TRAINING_FILE = "training.csv"

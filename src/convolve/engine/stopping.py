@@ -10,6 +10,7 @@ from typing import Any
 from convolve.engine.loop import StepEvent
 from convolve.engine.metrics import EvalResult
 from convolve.engine.step import StepParts
+from convolve.errors import CheckpointError
 from convolve.loggers.base import Logger
 
 
@@ -40,14 +41,22 @@ class EarlyStopCallback:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint."""
-        best = self.best and {"loss": self.best.loss, "accuracy": self.best.accuracy, "samples": self.best.samples}
-        return {"best": best, "stale": self.stale}
+        return self.state_of(self.best, self.stale)
+
+    @staticmethod
+    def state_of(best: EvalResult | None, stale: int = 0) -> dict[str, Any]:
+        """Return the values for a checkpoint after a number of validations without improvement."""
+        figures = best and {"loss": best.loss, "accuracy": best.accuracy, "samples": best.samples}
+        return {"best": figures, "stale": stale}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Continue from the values of a checkpoint."""
-        best = stored.get("best")
-        self.best = None if best is None else EvalResult(**best)
-        self.stale = int(stored.get("stale", 0))
+        try:
+            best = stored.get("best")
+            self.best = best and EvalResult(float(best["loss"]), float(best["accuracy"]), int(best["samples"]))
+            self.stale = int(stored.get("stale", 0))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            raise CheckpointError(f"state has early_stop={stored!r:.40}: not one of early stopping") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ def average_at_end(
     for decay in config.optim.weight_avg_exp:
         recipe = AverageRecipe("exponential", decay=decay)
         recipes.append((recipe.name, recipe))
-    if config.optim.ema_decay is not None:
+    if config.optim.ema_decay is not None and not config.run.select_ema:
         recipes.append(("ema", AverageRecipe("ema")))
     reports = []
     for name, recipe in recipes:

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,19 @@ def create_run_dir(config: RunConfig, name: str) -> Path:
         raise ConfigError(
             f"{option}: cannot create a run folder ({error.strerror}); choose a writable folder"
         ) from error
+
+
+@contextmanager
+def discard_failed_start(folder: Path) -> Iterator[None]:
+    """Remove a new run folder if the block fails before it has written anything of a run."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if {entry.name for entry in folder.iterdir()} <= {LOCK_FILE}:
+                (folder / LOCK_FILE).unlink(missing_ok=True)
+                folder.rmdir()
+        raise
 
 
 def _create_exactly(folder: Path) -> Path:

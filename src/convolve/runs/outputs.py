@@ -1,6 +1,7 @@
 """Files that a run writes into its folder. Rank 0 writes them; all other ranks have a null object."""
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,12 @@ from convolve.engine.callbacks import Saver
 from convolve.engine.metrics import EvalResult
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.files import write_file
-from convolve.loggers.base import Console, Logger, LoggerGroup
+from convolve.loggers.base import Console, Logger, LoggerGroup, to_json
 from convolve.loggers.files import open_loggers, truncate_after
 from convolve.models.network import Network
 from convolve.models.summary import summarize
 from convolve.numerics.execution import Execution
-from convolve.run_files import CONFIG_FILE, GRAPH_FILE
+from convolve.run_files import CONFIG_FILE, GRAPH_FILE, RECIPE_FILE
 from convolve.runs.average import average_at_end
 from convolve.runs.describe import write_svg
 from convolve.runs.report import write_training_report
@@ -49,6 +50,15 @@ class RunOutputs:
         write_file(self.folder / CONFIG_FILE, dump(self.config).encode())
         if self.config.log.draw_graph:
             write_svg(summarize(self.config.model.model, build_model()), self.folder / GRAPH_FILE)
+
+    def write_recipe(self, recipe: Mapping[str, object] | None) -> None:
+        """Write how the config was chosen, if a recipe did."""
+        if recipe is not None:
+            write_file(self.folder / RECIPE_FILE, (json.dumps(to_json(recipe), indent=2) + "\n").encode())
+
+    def start_again(self) -> None:
+        """Prepare the folder of a run that was killed before its first checkpoint."""
+        truncate_after(self.folder, -1)
 
     def resume_from(self, path: Path, step: int, *, best: bool) -> None:
         """Prepare the folder to continue from a checkpoint: mark it if it is the best, drop later log entries."""
@@ -115,6 +125,12 @@ class NullOutputs(RunOutputs):
     """Outputs of all ranks but 0, which write nothing."""
 
     def write_config(self, build_model: ModelFn) -> None:
+        pass
+
+    def write_recipe(self, recipe: Mapping[str, object] | None) -> None:
+        pass
+
+    def start_again(self) -> None:
         pass
 
     def resume_from(self, path: Path, step: int, *, best: bool) -> None:

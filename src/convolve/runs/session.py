@@ -4,7 +4,7 @@ import math
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,10 @@ from convolve.engine.loop import StepEvent, StopRequest, fit, stop_on_signals
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts
+from convolve.engine.stopping import EarlyStopCallback
 from convolve.engine.throughput import Timer
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import to_one_line
+from convolve.errors import CheckpointError, to_one_line
 from convolve.files import write_file
 from convolve.loggers.base import Console
 from convolve.models import registry
@@ -53,7 +54,8 @@ from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes
 from convolve.runs.clock import process_seconds
-from convolve.runs.folder import create_run_dir, lock_run, read_config
+from convolve.runs.folder import create_run_dir, discard_failed_start, lock_run, read_config
+from convolve.runs.head import start_from_head
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, run_info
 from convolve.runs.summary import case_name
@@ -104,7 +106,7 @@ class Session:
         self.state.restore(snapshot)
         metadata = snapshot.state
         self.best = read_best(snapshot)
-        self.early_stop = dict(metadata.get("early_stop") or {})
+        self.early_stop = metadata.get("early_stop") or {}
         self.stopped_early = metadata.get("stopped_early")
         self.previous_seconds = snapshot.number("seconds", 0.0)
         self.previous_elapsed = snapshot.number("elapsed_seconds", 0.0)
@@ -134,6 +136,9 @@ class Session:
             logger=self.outputs.logger,
         )
         self._log_start()
+        if config.model.fit_head and state.step == 0 and self.best is None:
+            self.best = start_from_head(self)
+            self.early_stop = EarlyStopCallback.state_of(self.best)
         timer = Timer(step=state.step, samples=state.samples, previous_seconds=self.previous_seconds)
         shard = ReplicaShard(self.collectives.topology.replica, self.collectives.topology.replicas)
         sizes = (config.optim.batch_size, config.global_batch_size)
@@ -299,8 +304,11 @@ class Session:
 def read_best(snapshot: Snapshot) -> EvalResult | None:
     """Return the best validation before a checkpoint; those of version 0.1 have only its accuracy."""
     stored, accuracy = snapshot.state.get("best_validation"), snapshot.number("best_accuracy", -1.0)
-    if stored:
-        return EvalResult(float(stored["loss"]), float(stored["accuracy"]), int(stored["samples"]))
+    try:
+        if stored:
+            return EvalResult(float(stored["loss"]), float(stored["accuracy"]), int(stored["samples"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise CheckpointError(f"state has best_validation={stored!r:.40}: not a validation") from None
     return EvalResult(-math.inf, accuracy, 0) if accuracy >= 0 else None
 
 
@@ -345,8 +353,14 @@ def open_session(
     )
 
 
-def train(config: Config, console: Console, user: UserCode = NO_USER_CODE, hooks: Hooks | None = None) -> TrainReport:
-    """Train a config from the start in a new run folder."""
+def train(
+    config: Config,
+    console: Console,
+    user: UserCode = NO_USER_CODE,
+    hooks: Hooks | None = None,
+    recipe: Mapping[str, Any] | None = None,
+) -> TrainReport:
+    """Train a config from the start in a new run folder; `recipe` describes how the config was chosen."""
     device.configure(config.run.threads)
     if user.module is None:
         registry.check(config.model)
@@ -358,9 +372,10 @@ def train(config: Config, console: Console, user: UserCode = NO_USER_CODE, hooks
         folder = Path(
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
-        with lock_run(folder, collectives), user.in_use():
+        with lock_run(folder, collectives), discard_failed_start(folder), user.in_use():
             session = open_session(config, folder, console, collectives, user)
             session.hooks = hooks or session.hooks
+            session.outputs.write_recipe(recipe)
             return session.run()
 
 
@@ -379,5 +394,8 @@ def resume(
         with lock_run(folder, collectives), user.in_use():
             session = open_session(config, folder, rank_zero_console(collectives, console), collectives, user)
             session.hooks = hooks or session.hooks
-            session.restore()
+            if session.outputs.store.paths() or not config.model.fit_head:
+                session.restore()
+            else:
+                session.outputs.start_again()
             return session.run()

@@ -105,15 +105,16 @@ class FeatureExtractor:
 
     def _finish(self, rows: Indices, fetch: PendingPixels) -> tuple[Indices, FeatureArray]:
         pixels, kept, _ = fetch()
-        with torch.inference_mode():
-            values = [self._run_pass(part) for part in torch.split(pixels, PASS)]
+        values = [self.run_pass(part) for part in torch.split(pixels, PASS)]
         return rows[kept], torch.cat(values).numpy() if values else np.empty((0, self.width), np.float32)
 
-    def _run_pass(self, pixels: Tensor) -> Tensor:
+    def run_pass(self, pixels: Tensor) -> Tensor:
+        """Return the features of at most `PASS` images, from pixels [N, H, W, C]."""
         count = len(pixels)
         padded = torch.cat((pixels, pixels.new_zeros(PASS - count, *pixels.shape[1:]))) if count < PASS else pixels
-        images = self._data.transform(padded.to(self._data.device))
-        return self._blocks(images)[:count].cpu()
+        with torch.inference_mode():
+            images = self._data.transform(padded.to(self._data.device))
+            return self._blocks(images)[:count].cpu()
 
 
 def _backbone(model: Network, classifier: str) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,228 @@
+"""The recipe for a folder of photos: choose model, image size, schedule and length, and train.
+
+With pretrained weights: fit a classifier on the features of the frozen model, then fine-tune all layers while
+validation improves; the better of the two is the result. Without them: train from random weights with more epochs and
+stronger augmentation. Explicit options have priority over every choice.
+
+The plan is a config. It depends on the photos, the options and, with `--minutes`, on one measurement at the start; it is
+stored in config.yml and recipe.json and does not change afterwards, so a resumed run has the same bits.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from convolve import device
+from convolve.checkpoint.pretrained import adopt_weights
+from convolve.config import Config
+from convolve.config.loading import resolve
+from convolve.data.dataset import Dataset, Reader
+from convolve.data.lookup import infer_entry
+from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
+from convolve.errors import ConvolveError, DataError, to_one_line
+from convolve.loggers.base import Console, SilentConsole
+from convolve.recipes.speed import measure_photos
+from convolve.runs.results import TrainReport
+from convolve.runs.session import train
+
+FINE_TUNING = {
+    "weights": "imagenet",
+    "fit_head": True,
+    "freeze_norms": True,
+    "optimizer": "adamw",
+    "learning_rate": 1e-3,
+    "layer_decay": 0.85,
+    "weight_decay": 0.02,
+    "crop_area": (0.4, 1.0),
+    "patience": 4,
+    "warmup_epochs": 1.0,
+}
+FROM_SCRATCH = {
+    "model": "resnet18",
+    "image_size": 112,
+    "normalization": "imagenet",
+    "optimizer": "adamw",
+    "learning_rate": 2e-3,
+    "weight_decay": 0.05,
+    "crop_area": (0.25, 1.0),
+    "color_jitter": (0.3, 0.3, 0.3),
+    "mixup_alpha": 0.1,
+    "clip_norm": 1.0,
+    "warmup_epochs": 2.0,
+}
+COMMON = {
+    "lr_schedule": "cosine",
+    "label_smoothing": 0.1,
+    "select_ema": True,
+    "augment": "resized-crop-flip",
+    "bad_samples": "skip",
+    "bad_samples_limit": 0.05,
+    "valid_batch_size": 16,
+    "keep_checkpoints": 2,
+    "logs_per_epoch": 4,
+    "batch_size": 32,
+}
+VALIDATION_FRACTION = 0.15
+FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS = 8_000, (2, 12)
+SCRATCH_SAMPLES, SCRATCH_EPOCHS = 80_000, (10, 100)
+EMA_EPOCHS = 2.0
+MAX_BUDGET_EPOCHS = 30
+USED_FRACTION = 0.9  # of the time budget; the rest is for what the measurement does not see
+
+
+@dataclass(frozen=True)
+class PhotoPlan:
+    """The config of a run on photos, and what was chosen and why."""
+
+    config: Config
+    lines: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of recipe.json."""
+        return {"recipe": "photos", "chosen": list(self.lines), **self.facts}
+
+
+def find_photos(folder: Path, console: Console) -> Dataset[Reader] | None:
+    """Return the photos in a folder by class; None if it contains a known data set, such as MNIST."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give a folder with one folder of photos for each class")
+    if infer_entry(folder) is not None:
+        return None
+    photos = open_images(folder, str(folder), console.progress)
+    if photos is None:
+        raise DataError(f"{folder}: no photos by class in it; looked for {SUPPORTED_LAYOUTS}")
+    return photos
+
+
+def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any], console: Console) -> PhotoPlan:
+    """Choose the options of a run on photos; `options` are explicit ones."""
+    given = {**options, "data_dir": folder}
+    has_test = (folder / "test").is_dir() and not any((folder / name).is_dir() for name in ("val", "validation"))
+    count = len(photos.train)
+    if has_test:
+        given.setdefault("validation_fraction", VALIDATION_FRACTION)
+        count = round(count * (1 - given["validation_fraction"]))
+    plan = _fine_tune(given, count, console) if _wants_weights(given) else None
+    plan = plan or _from_scratch(given, count)
+    config = plan.config.model_copy(update={"name": run_name(folder)})
+    split = f"{len(photos.test):,} to {'test' if has_test else 'validate'}"
+    first = f"{folder}: {len(photos.train):,} photos of {len(photos.classes)} classes to train, {split}"
+    facts = {"photos": str(folder), "training_photos": len(photos.train), "test_photos": len(photos.test)}
+    plan = replace(plan, config=config, lines=(first, *plan.lines), facts=facts)
+    return _fit_budget(plan, photos, count) if config.optim.minutes is not None else plan
+
+
+def train_photos(folder: Path, options: Mapping[str, Any], console: Console) -> TrainReport | None:
+    """Train on a folder of photos with the recipe; None if the folder contains a known data set instead."""
+    photos = find_photos(folder, console)
+    if photos is None:
+        return None
+    plan = plan_photos(folder, photos, options, console)
+    for line in plan.lines:
+        console.info(line)
+    return train(plan.config, console, recipe=plan.to_json())
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of runs on a folder: its name, in the characters that a run folder may have."""
+    return re.sub(r"[^\w.+=@-]+", "-", folder.resolve().name).strip("-.") or "photos"
+
+
+def _wants_weights(given: Mapping[str, Any]) -> bool:
+    return given.get("weights", "imagenet") not in (None, "none")
+
+
+def _fine_tune(given: dict[str, Any], count: int, console: Console) -> PhotoPlan | None:
+    """Return the plan with pretrained weights; None, with a notice, if they were not asked for and are unavailable."""
+    target = device.select(str(given.get("device", "auto")))
+    model = "efficientnet-lite0" if target.type == "cpu" else "efficientnet-lite2"
+    chosen = {**COMMON, **FINE_TUNING, "model": model, "block_survival_prob": 0.9}
+    if "model" in given:
+        del chosen["block_survival_prob"]
+    epochs = _epochs(given, count, FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS)
+    config = _build(chosen, given, epochs, count)
+    try:
+        config = adopt_weights(config, _Fetching(console))
+    except ConvolveError as error:
+        if "weights" in given or "model" in given:
+            raise
+        console.info(f"training from random weights, since {to_one_line(error)}")
+        return None
+    optim = config.optim
+    tune = f"then fine-tune all layers for up to {optim.epochs:g} epochs while validation improves"
+    lines = (
+        f"model: {config.model.model} at {config.data.image_size} pixels with ImageNet weights"
+        + (", the fastest on a CPU" if "model" not in given and target.type == "cpu" else ""),
+        "plan: fit a classifier on frozen features" + (f", {tune}" if optim.epochs else " only"),
+    )
+    return PhotoPlan(config, lines)
+
+
+def _from_scratch(given: dict[str, Any], count: int) -> PhotoPlan:
+    chosen = {**COMMON, **FROM_SCRATCH}
+    epochs = _epochs(given, count, SCRATCH_SAMPLES, SCRATCH_EPOCHS)
+    config = _build(chosen, {**given, "weights": None}, epochs, count)
+    side = config.data.image_size
+    lines = (
+        f"model: {config.model.model} at {side} pixels from random weights",
+        f"plan: {config.optim.epochs:g} epochs with strong augmentation; pretrained weights would need far fewer",
+    )
+    return PhotoPlan(config, lines)
+
+
+def _epochs(given: Mapping[str, Any], count: int, samples: int, limits: tuple[int, int]) -> float | None:
+    """Return the length of the run: about `samples` in total, within limits; None if options set it."""
+    if given.get("epochs") is not None or given.get("iterations") is not None:
+        return None
+    return float(min(max(round(samples / count), limits[0]), limits[1]))
+
+
+def _build(chosen: Mapping[str, Any], given: Mapping[str, Any], epochs: float | None, count: int) -> Config:
+    options = {**chosen, **given}
+    if epochs is not None:
+        options["epochs"] = epochs
+    length = float(options.get("epochs") or 0)
+    if "warmup_epochs" not in given:
+        options["warmup_epochs"] = min(chosen["warmup_epochs"], length / 4)
+    if "ema_decay" not in given:
+        steps = max(1, math.ceil(count / int(options["batch_size"])))
+        options["ema_decay"] = round(min(max(1 - 1 / (EMA_EPOCHS * steps), 0.8), 0.9998), 4)
+    if options.get("ema_decay") is None or options.get("ema_decay") == "none":
+        options["select_ema"] = False
+    return resolve(None, None, options).config
+
+
+def _fit_budget(plan: PhotoPlan, photos: Dataset[Reader], count: int) -> PhotoPlan:
+    """Shorten or lengthen the run to the time budget, by the measured time of a step and of a forward pass."""
+    config = plan.config
+    assert config.optim.minutes is not None, "called with a budget"
+    measured = measure_photos(config)
+    passes = len(photos.train) * config.model.fit_head + 2 * len(photos.test)
+    free = USED_FRACTION * 60 * config.optim.minutes - measured.elapsed - passes * measured.infer
+    validation = 2 * (len(photos.train) - count or len(photos.test))
+    epochs = max(0.0, round(free / (count * measured.train + validation * measured.infer), 1))
+    if config.model.fit_head:
+        epochs = min(epochs, float(MAX_BUDGET_EPOCHS)) if epochs >= 1 else 0.0
+    else:
+        epochs = max(epochs, 0.1)
+    config = config.replace(epochs=epochs, warmup_epochs=min(config.schedule.warmup_epochs, epochs / 4))
+    line = (
+        f"time: {config.optim.minutes:g} minutes, enough for {epochs:g} epochs at "
+        f"{1000 * measured.train:.0f} ms per training photo"
+    )
+    facts = {**plan.facts, "train_seconds": measured.train, "infer_seconds": measured.infer, "epochs": epochs}
+    return PhotoPlan(config, (*plan.lines, line), facts)
+
+
+class _Fetching(SilentConsole):
+    """Shows the progress of a download, but not the settings: the plan has them."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def progress(self, task: str, done: int, total: int | None, /) -> None:
+        self._console.progress(task, done, total)

@@ -1,0 +1,62 @@
+"""Measure training and inference on a few photos, to plan a run within a time budget."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from convolve import device
+from convolve.config import Config
+from convolve.distributed.collectives import SingleProcess
+from convolve.engine.build import build, build_numerics, open_data, run_span
+from convolve.engine.step import train_step
+from convolve.loggers.base import SilentConsole
+from convolve.runs.clock import process_seconds
+from convolve.transfer.features import PASS, FeatureExtractor
+
+IMAGES = 16
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class PhotoTime:
+    """Seconds to train on one photo and to compute its features, and those of the process before and after."""
+
+    train: float
+    infer: float
+    elapsed: float
+
+
+def measure_photos(config: Config) -> PhotoTime:
+    """Time a few steps with batches of 16 photos, decoding included; the weights are random and thrown away."""
+    device.configure(config.run.threads)
+    small = config.replace(batch_size=IMAGES, gradient_accumulation_count=1)
+    data = open_data(small, SilentConsole())
+    numerics = build_numerics(small, data.device, run_span(small, data), folder=Path())
+    state, parts = build(config=small, data=data, collectives=SingleProcess(), numerics=numerics)
+    extractor = FeatureExtractor(state.model, data, SilentConsole().progress)
+    batches = data.train_loader().step_batches(small.run.seed, 0, IMAGES, IMAGES)
+    state.model.train()
+    train_step(state, next(batches), parts)
+    with _timed(data.device) as training:
+        for _ in range(STEPS):
+            train_step(state, next(batches), parts)
+    images = torch.zeros(PASS, *data.transform.shape[1:], 3, dtype=torch.uint8)
+    extractor.run_pass(images)
+    with _timed(data.device) as inference:
+        extractor.run_pass(images)
+    return PhotoTime(training[0] / (STEPS * IMAGES), inference[0] / PASS, process_seconds())
+
+
+@contextmanager
+def _timed(target: torch.device) -> Iterator[list[float]]:
+    """Time a block; the seconds are in the list after it."""
+    seconds: list[float] = []
+    device.synchronize(target)
+    started = time.perf_counter()
+    yield seconds
+    device.synchronize(target)
+    seconds.append(time.perf_counter() - started)

@@ -1,0 +1,75 @@
+"""Start a run from a classifier fitted on the features of the frozen model (`--fit-head`).
+
+The fitted model is saved as the checkpoint of step 0 with its validation, so training keeps it unless it gets better. A
+run that was killed before that starts again: features are cached, and everything here is deterministic.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from convolve.engine.callbacks import validation_record
+from convolve.engine.metrics import EvalResult
+from convolve.engine.stopping import EarlyStopCallback
+from convolve.run_files import checkpoint_name
+from convolve.transfer.features import FeatureExtractor, Features, find_classifier
+from convolve.transfer.head import Head, fit_head
+
+if TYPE_CHECKING:
+    from convolve.runs.session import Session
+
+
+def start_from_head(session: Session) -> EvalResult:
+    """Fit the classifier of a new run, validate it, and save it as the first and best checkpoint."""
+    started = time.perf_counter()
+    data, model, console = session.data, session.state.model, session.console
+    dataset = data.dataset
+    validation = dataset.test if dataset.validation is None else dataset.validation
+    extractor = FeatureExtractor(model, data, console.progress)
+    train = extractor.compute(dataset.train, "features of training photos")
+    held = extractor.compute(validation, "features of validation photos")
+    fitted = time.perf_counter()
+    head = fit_head(train.values, torch.from_numpy(train.labels), len(dataset.classes), console.progress)
+    _, classifier = find_classifier(model)
+    with torch.no_grad():
+        classifier.weight.copy_(head.weight)
+        classifier.bias.copy_(head.bias)
+    averages = session.state.ema.tensors()
+    session.state.ema.restore({name: tensor for name, tensor in model.state_dict().items() if name in averages})
+    result = _score(head, held)
+    now = time.perf_counter()
+    outputs = session.outputs
+    outputs.emit("head", strength=head.strength, feature_seconds=fitted - started, fit_seconds=now - fitted)
+    outputs.logger.valid(validation_record(checkpoint_name(0), 0, 0.0, result, now - started))
+    _save(session, result)
+    return result
+
+
+def _score(head: Head, features: Features) -> EvalResult:
+    labels = torch.from_numpy(features.labels)
+    logits = features.values @ head.weight.float().T + head.bias.float()
+    accuracy = float((logits.argmax(1) == labels).double().mean())
+    return EvalResult(float(functional.cross_entropy(logits.double(), labels)), accuracy, len(labels))
+
+
+def _save(session: Session, result: EvalResult) -> None:
+    if not session.config.run.checkpoints:
+        return
+    figures = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+    metadata = {
+        **session.checkpoint_metadata(),
+        "metrics": figures,
+        "best_accuracy": result.accuracy,
+        "best_validation": figures,
+        "best": True,
+        "early_stop": EarlyStopCallback.state_of(result),
+        "seconds": 0.0,
+        "elapsed_seconds": session.elapsed_seconds(),
+    }
+    saver = session.outputs.open_saver()
+    saver.save(session.state.snapshot(metadata, session.collectives), best=True)
+    saver.poll(wait=True)

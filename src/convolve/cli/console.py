@@ -26,9 +26,16 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def open_console(as_json: bool = False) -> Iterator[TerminalConsole | PlainConsole]:
-    """Open a progress bar if the output is a terminal, else plain lines, and close it."""
-    console = TerminalConsole() if sys.stdout.isatty() and not as_json else PlainConsole()
+def open_console(as_json: bool = False, *, by_epoch: bool = False) -> Iterator[TerminalConsole | PlainConsole]:
+    """Open a progress bar if the output is a terminal, else plain lines, and close it.
+
+    `by_epoch` prints one line for each epoch instead of every log point.
+    """
+    # Imported here because commands without training do not need it.
+    from convolve.cli.epoch_lines import EpochPlain, EpochTerminal
+
+    terminal, plain = (EpochTerminal, EpochPlain) if by_epoch else (TerminalConsole, PlainConsole)
+    console = terminal() if sys.stdout.isatty() and not as_json else plain()
     try:
         yield console
     finally:
@@ -138,6 +145,11 @@ def finish_training(report: "TrainReport | None", as_json: bool) -> int:
             resume = f"convolve restore {report.run_dir}"
             reason = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
             print_line(f"Interrupted by {reason} at step {report.steps}; resume with: {resume}")
+        elif report.chance is not None:
+            # Imported here because it extends the consoles of this module.
+            from convolve.cli.epoch_lines import print_photo_result
+
+            print_photo_result(report)
         else:
             _print_report(report)
         if as_json:

@@ -13,6 +13,7 @@ from convolve.cli.console import open_console, run_training
 from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.distributed.launch.local import follow_launcher
+from convolve.run_files import RECIPE_FILE
 
 if TYPE_CHECKING:
     from convolve.runs.changes import Changes
@@ -47,5 +48,5 @@ def run(argv: Sequence[str]) -> int:
     if should_spawn(config):
         return spawn_ranks(["restore", *argv], config)
     given: Any = {"epochs": options.epochs, "iterations": options.iterations, **changes.parallel}
-    with open_console(options.json) as console:
+    with open_console(options.json, by_epoch=(options.run / RECIPE_FILE).is_file()) as console:
         return run_training(lambda: run.resume(progress=console, **given), options.json)

@@ -1,36 +1,66 @@
 """`convolve train`."""
 
+from __future__ import annotations
+
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import convolve
 from convolve.cli.command import (
     Parser,
     add_config_flags,
+    explicit_options,
     model_in,
     read_config,
     should_spawn,
     spawn_ranks,
     translate_options,
 )
-from convolve.cli.console import finish_folds, open_console, run_training
+from convolve.cli.console import finish_folds, finish_training, open_console, run_training
 from convolve.distributed.launch.local import follow_launcher
+from convolve.errors import ConfigError
 
-USAGE = "convolve train [--config NAME] [--option value ...]     --model NAME --help lists that model's options first"
+if TYPE_CHECKING:
+    from convolve.runs.results import TrainReport
+
+USAGE = "convolve train [PHOTOS] [--option value ...]     --model NAME --help lists that model's options first"
 EPILOG = "`--option none` unsets an optional value. Without arguments: LeNet on MNIST."
 
 
 def read_options(argv: Sequence[str]) -> Namespace:
     """Parse the options of this command."""
     parser = Parser("train", "Train a model.", usage=USAGE, epilog=EPILOG)
+    parser.add_argument("photos", nargs="?", type=Path, metavar="PHOTOS", help="folder of photos, one folder per class")
     add_config_flags(parser, model_in(argv))
     return parser.parse(translate_options(argv))
 
 
+def photo_folder(options: Namespace) -> Path | None:
+    """Return the folder to train on without a config: PHOTOS, or `--data-dir` alone."""
+    given = explicit_options(options)
+    folder: Path | None = options.photos
+    if folder is not None:
+        for option in ("data_dir", "dataset"):
+            if option in given:
+                raise ConfigError(
+                    f"--{option.replace('_', '-')} {given[option]}: PHOTOS {folder} is the data; omit one"
+                )
+        return None if options.config else folder
+    alone = "data_dir" in given and not options.config and not given.keys() & {"model", "dataset"}
+    return Path(given["data_dir"]) if alone else None
+
+
 def run(argv: Sequence[str]) -> int:
-    """Train a config and print its test accuracy."""
+    """Train a config or on a folder of photos, and print the accuracy."""
     options = read_options(argv)
-    config = read_config(options)
+    folder = photo_folder(options)
+    if folder is not None:
+        report = _train_photos(folder, options)
+        if report is not None:
+            return finish_training(report, options.json)
+    config = read_config(options, **({"data_dir": options.photos} if options.photos else {}))
     if should_spawn(config):
         return spawn_ranks(["train", *argv], config)
 
@@ -42,3 +72,13 @@ def run(argv: Sequence[str]) -> int:
         if folds.is_cross_validation(config):
             return finish_folds(folds.train_folds(config, console), options.json)
         return run_training(lambda: convolve.train(config=config, progress=console), options.json)
+
+
+def _train_photos(folder: Path, options: Namespace) -> TrainReport | None:
+    """Train with the recipe for photos; return None if the folder contains a data set with a config, such as MNIST."""
+    follow_launcher()
+    convolve.prepare()
+    from convolve.recipes.photos import train_photos
+
+    with open_console(options.json, by_epoch=True) as console:
+        return train_photos(folder, explicit_options(options), console)

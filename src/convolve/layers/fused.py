@@ -9,10 +9,14 @@ from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from convolve.layers.blocks import SamePadConv2d, same_padding
+from convolve.layers.native import DepthwiseConv2d, WinogradConv2d
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _ATTRIBUTES = {nn.ReLU: ("relu", []), nn.ReLU6: ("hardtanh", [0.0, 6.0]), type(None): ("none", [])}
-_PLAIN = (nn.Conv2d,)
+_PLAIN = (nn.Conv2d, SamePadConv2d, DepthwiseConv2d, WinogradConv2d)
 
 
 class FusedConv2d(nn.Module):
@@ -40,8 +44,14 @@ class FusedConv2d(nn.Module):
 
 def _pad(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, list[int]]:
     """Return the input and the symmetric padding that is left to do."""
-    assert isinstance(conv.padding, tuple), "matched"
-    return x, list(conv.padding)
+    if not isinstance(conv, SamePadConv2d):
+        assert isinstance(conv.padding, tuple), "matched"
+        return x, list(conv.padding)
+    sides = zip(x.shape[2:], conv.kernel_size, conv.stride, strict=True)
+    (top, bottom), (left, right) = (same_padding(*side) for side in sides)
+    if (top, left) == (bottom, right):
+        return x, [top, left]
+    return functional.pad(x, (left, right, top, bottom)), [0, 0]
 
 
 def fuse_activations(model: ModuleT) -> ModuleT:

@@ -4,8 +4,8 @@ With pretrained weights: fit a classifier on the features of the frozen model, t
 validation improves; the better of the two is the result. Without them: train from random weights with more epochs and
 stronger augmentation. Explicit options have priority over every choice.
 
-The plan is a config. It depends on the photos, the options and, with `--minutes`, on one measurement at the start; it is
-stored in config.yml and recipe.json and does not change afterwards, so a resumed run has the same bits.
+The plan is a config. It depends on the photos, the options and, with `--minutes`, on one measurement at the start. It
+is stored in config.yml and recipe.json and does not change afterwards, so a resumed run has the same bits.
 """
 
 import math
@@ -103,7 +103,7 @@ def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any
     given = {**options, "data_dir": folder}
     has_test = (folder / "test").is_dir() and not any((folder / name).is_dir() for name in ("val", "validation"))
     count = len(photos.train)
-    if has_test:
+    if has_test and given.get("epochs") not in (0, "0"):
         given.setdefault("validation_fraction", VALIDATION_FRACTION)
         count = round(count * (1 - given["validation_fraction"]))
     plan = _fine_tune(given, count, console) if _wants_weights(given) else None

@@ -17,7 +17,11 @@ from convolve.loggers.base import RunInfo
 @dataclass(frozen=True)
 class TrainReport:
     """Result of a run. `test_accuracy` is in [0, 1], or None if nothing was validated; `split` is what the data calls
-    the images that it was computed on."""
+    the images that it was computed on.
+
+    `chance` is the accuracy without looking at the images, the fraction of the most frequent class; None unless a
+    recipe chose the config.
+    """
 
     run_dir: Path
     test_accuracy: float | None
@@ -31,6 +35,8 @@ class TrainReport:
     stopped_by: signal.Signals | str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     split: str = "test"
+    stopped_early: str | None = None
+    chance: float | None = None
 
 
 def run_info(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +51,7 @@ from convolve.models.network import Network
 from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
 from convolve.optim.schedules import RunSpan
-from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
+from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER, RECIPE_FILE
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes
 from convolve.runs.clock import process_seconds
@@ -145,6 +146,8 @@ class Session:
         batches = self.loader.step_batches(config.run.seed, state.samples, *sizes, shard)
         with stop_on_signals(self.hooks.stop) as stop:
             event = fit(state, batches, parts, build_callbacks(self, log), total=self._end(), stop=stop, timer=timer)
+        if event and event.stopped_early:
+            self.stopped_early = event.stopped_early
         weights = self._gather_weights()
         stopped_by = stop.signal or stop.reason or (signal.SIGTERM if event and event.stopped else None)
         result = None if stopped_by else self._test_result(event)
@@ -206,7 +209,7 @@ class Session:
         run = self.config.run
         result: EvalResult | None = None
         if run.validation_mode == "during":
-            result = event.validation if event else None
+            result = event.validation if event else self.best if self.span.total == 0 else None
         elif run.validation_mode == "after" and run.checkpoints:
             result = self.outputs.validate_checkpoints(self.data)
         return result if self.data.dataset.validation is None else self._test_best()
@@ -257,7 +260,14 @@ class Session:
             split=self.data.dataset.test_name,
             stopped_by=stopped_by,
             metrics=result.metrics if result else {},
+            stopped_early=self.stopped_early,
+            chance=self._chance(),
         )
+
+    def _chance(self) -> float | None:
+        if not (self.outputs.folder / RECIPE_FILE).exists():
+            return None
+        return float(np.bincount(self.data.dataset.test.labels).max() / len(self.data.dataset.test))
 
     def _report_data(self, timer: Timer) -> None:
         """Warn if training waited for data, and list skipped samples."""

@@ -148,7 +148,7 @@ def _fine_tune(given: dict[str, Any], count: int, console: Console) -> PhotoPlan
     try:
         config = adopt_weights(config, _Fetching(console))
     except ConvolveError as error:
-        if "weights" in given or "model" in given:
+        if "weights" in given:
             raise
         console.info(f"training from random weights, since {to_one_line(error)}")
         return None
@@ -191,7 +191,7 @@ def _build(chosen: Mapping[str, Any], given: Mapping[str, Any], epochs: float | 
     if "ema_decay" not in given:
         steps = max(1, math.ceil(count / int(options["batch_size"])))
         options["ema_decay"] = round(min(max(1 - 1 / (EMA_EPOCHS * steps), 0.8), 0.9998), 4)
-    if options.get("ema_decay") is None or options.get("ema_decay") == "none":
+    if options["ema_decay"] is None:
         options["select_ema"] = False
     return resolve(None, None, options).config
 

@@ -6,7 +6,8 @@ The arithmetic: with features standardized over the training images, z = (x - me
 
 which is convex and smooth, so L-BFGS finds its minimum in few passes. The strength is the strongest of `STRENGTHS`
 whose cross-entropy on images that were not fitted is within 2 % of the lowest: K-fold cross-validation, or one held-out
-fold if there are many images. Standardization is folded into the result: weights W / std and bias b - W (mean / std) apply to x.
+fold if there are many images. Standardization is folded into the result: weights W / std and bias b - W (mean / std)
+apply to x.
 """
 
 from collections.abc import Iterator

@@ -4,9 +4,9 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from convolve.loggers.terminal import PlainConsole, TerminalConsole
-from convolve.loggers.streams import print_line
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.streams import print_line
+from convolve.loggers.terminal import PlainConsole, TerminalConsole
 from convolve.run_files import REPORT_FILE
 
 if TYPE_CHECKING:

@@ -101,9 +101,9 @@ def find_photos(folder: Path, console: Console) -> Dataset[Reader] | None:
 def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any], console: Console) -> PhotoPlan:
     """Choose the options of a run on photos; `options` are explicit ones."""
     given = {**options, "data_dir": folder}
-    has_test = (folder / "test").is_dir() and not any((folder / name).is_dir() for name in ("val", "validation"))
+    has_test = photos.test_name == "test"
     count = len(photos.train)
-    if has_test and given.get("epochs") not in (0, "0"):
+    if has_test and photos.validation is None and given.get("epochs") not in (0, "0"):
         given.setdefault("validation_fraction", VALIDATION_FRACTION)
         count = round(count * (1 - given["validation_fraction"]))
     plan = _fine_tune(given, count, console) if _wants_weights(given) else None

@@ -1,17 +1,23 @@
 """The result of a run, and what its loggers write at the start."""
 
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from convolve.checkpoint.snapshot import Snapshot
 from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import Numerics
+from convolve.engine.metrics import EvalResult
 from convolve.engine.step import StepParts
+from convolve.errors import CheckpointError
 from convolve.loggers.base import RunInfo
+from convolve.run_files import RECIPE_FILE
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,21 @@ def run_info(
             "native_layers": len(parts.native_layers),
         },
     )
+
+
+def read_best(snapshot: Snapshot) -> EvalResult | None:
+    """Return the best validation before a checkpoint; those of version 0.1 have only its accuracy."""
+    stored, accuracy = snapshot.state.get("best_validation"), snapshot.number("best_accuracy", -1.0)
+    try:
+        if stored:
+            return EvalResult(float(stored["loss"]), float(stored["accuracy"]), int(stored["samples"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise CheckpointError(f"state has best_validation={stored!r:.40}: not a validation") from None
+    return EvalResult(-math.inf, accuracy, 0) if accuracy >= 0 else None
+
+
+def chance_level(folder: Path, data: DataModule) -> float | None:
+    """Return the accuracy without looking at the images, if a recipe chose the config."""
+    if not (folder / RECIPE_FILE).exists():
+        return None
+    return float(np.bincount(data.dataset.test.labels).max() / len(data.dataset.test))

@@ -1,6 +1,5 @@
 """Train a config in a new run folder, or resume a run: folder, `engine.build`, loop and callbacks joined."""
 
-import math
 import platform
 import signal
 import time
@@ -9,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +41,7 @@ from convolve.engine.step import StepParts
 from convolve.engine.stopping import EarlyStopCallback
 from convolve.engine.throughput import Timer
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import CheckpointError, to_one_line
+from convolve.errors import to_one_line
 from convolve.files import write_file
 from convolve.loggers.base import Console
 from convolve.models import registry
@@ -51,14 +49,14 @@ from convolve.models.network import Network
 from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
 from convolve.optim.schedules import RunSpan
-from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER, RECIPE_FILE
+from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes
 from convolve.runs.clock import process_seconds
 from convolve.runs.folder import create_run_dir, discard_failed_start, lock_run, read_config
 from convolve.runs.head import start_from_head
 from convolve.runs.outputs import NullOutputs, RunOutputs
-from convolve.runs.results import TrainReport, run_info
+from convolve.runs.results import TrainReport, chance_level, read_best, run_info
 from convolve.runs.summary import case_name
 
 DATA_BOUND_FRACTION = 0.25
@@ -261,13 +259,8 @@ class Session:
             stopped_by=stopped_by,
             metrics=result.metrics if result else {},
             stopped_early=self.stopped_early,
-            chance=self._chance(),
+            chance=chance_level(self.outputs.folder, self.data),
         )
-
-    def _chance(self) -> float | None:
-        if not (self.outputs.folder / RECIPE_FILE).exists():
-            return None
-        return float(np.bincount(self.data.dataset.test.labels).max() / len(self.data.dataset.test))
 
     def _report_data(self, timer: Timer) -> None:
         """Warn if training waited for data, and list skipped samples."""
@@ -309,17 +302,6 @@ class Session:
             **({"weights": self.weights} if self.weights else {}),
             "lost_guarantees": [lost.to_json() for lost in self.lost_guarantees],
         }
-
-
-def read_best(snapshot: Snapshot) -> EvalResult | None:
-    """Return the best validation before a checkpoint; those of version 0.1 have only its accuracy."""
-    stored, accuracy = snapshot.state.get("best_validation"), snapshot.number("best_accuracy", -1.0)
-    try:
-        if stored:
-            return EvalResult(float(stored["loss"]), float(stored["accuracy"]), int(stored["samples"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise CheckpointError(f"state has best_validation={stored!r:.40}: not a validation") from None
-    return EvalResult(-math.inf, accuracy, 0) if accuracy >= 0 else None
 
 
 def open_session(

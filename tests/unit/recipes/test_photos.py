@@ -107,7 +107,7 @@ def test_explicit_options_have_priority(photos: Path, weights: Path) -> None:
 
 
 def test_classifier_separates_colors_and_is_kept_if_it_is_best(photos: Path, weights: Path, tmp_path: Path) -> None:
-    report = train(photos, options(tmp_path / "run", weights, learning_rate=10.0, clip_norm=1.0))
+    report = train(photos, options(tmp_path / "run", weights, learning_rate=0.05, clip_norm=1.0))
     best = find_best(tmp_path / "run" / CHECKPOINTS_FOLDER)
     assert best is not None and best.name == "step-000000000"
     assert report.test_accuracy == 1.0 and report.test_samples == 12 and report.chance == pytest.approx(1 / 3)
@@ -123,9 +123,10 @@ def test_zero_epochs_fit_only_the_classifier_on_all_photos(photos: Path, weights
 
 @pytest.mark.parametrize("task, after", [("features of training", 1), ("fit the classifier", 2), ("train", 8)])
 def test_run_killed_at_any_stage_resumes_with_the_same_bits(
-    photos: Path, weights: Path, tmp_path: Path, task: str, after: int
+    photos: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, after: int
 ) -> None:
     train(photos, options(tmp_path / "whole", weights))
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path / "empty"))
     with pytest.raises(KeyboardInterrupt):
         train(photos, options(tmp_path / "killed", weights), KillingConsole(task, after))
     report = resume(tmp_path / "killed", SilentConsole())
@@ -134,8 +135,8 @@ def test_run_killed_at_any_stage_resumes_with_the_same_bits(
 
 
 def test_failed_start_leaves_no_folder(photos: Path, weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="too few"):
-        train(photos, options(tmp_path / "run", weights, dataset_percentage_to_use=3.4))
+    with pytest.raises(ConfigError, match="--hold-out 1000"):
+        train(photos, options(tmp_path / "run", weights, hold_out=1000))
     assert not (tmp_path / "run").exists()
 
 

@@ -25,7 +25,8 @@ from convolve.errors import CheckpointError
 
 IMAGENET_CLASSES = 1000
 _MAX_CONFIG_BYTES = 1 << 20
-_CLASSIFIERS = ("fc", "_fc", "classifier", "classifier.1", "classifier.3", "head.fc")
+# "classifier.3" is before "classifier.1": MobileNet v3 has both, and the last one counts.
+_LAST_LAYERS = ("fc", "_fc", "classifier", "classifier.3", "classifier.1", "head.fc")
 _NORMALIZATIONS: dict[tuple[tuple[float, ...], tuple[float, ...]], Normalization] = {
     ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)): "imagenet",
     ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)): "symmetric",
@@ -56,7 +57,7 @@ def recognize(path: Path, shapes: Mapping[str, Collection[int]], model: str, sid
         return read_timm_config(config)
     shapes = {strip_prefixes(name): shape for name, shape in shapes.items()}
     origin = _recognize_names(set(shapes), path.name, model)
-    if origin is UNKNOWN or not _is_imagenet(shapes):
+    if origin is UNKNOWN or count_classes(shapes) != IMAGENET_CLASSES:
         return origin
     ported_lite = model.startswith("efficientnet-lite") and origin.model_options == TENSORFLOW_OPTIONS
     normalization: Normalization = "symmetric" if ported_lite else "imagenet"
@@ -76,8 +77,11 @@ def _recognize_names(names: set[str], file: str, model: str) -> Origin:
     return UNKNOWN
 
 
-def _is_imagenet(shapes: Mapping[str, Collection[int]]) -> bool:
-    return any(tuple(shapes.get(f"{name}.weight", ()))[:1] == (IMAGENET_CLASSES,) for name in _CLASSIFIERS)
+def count_classes(shapes: Mapping[str, Collection[int]]) -> int | None:
+    """Return the number of outputs of the classifier in a file of weights; None if it has none."""
+    plain = {strip_prefixes(name): tuple(shape) for name, shape in shapes.items()}
+    found = (plain.get(f"{name}.weight", ()) for name in _LAST_LAYERS)
+    return next((shape[0] for shape in found if len(shape) > 1), None)
 
 
 def read_timm_config(path: Path) -> Origin:

@@ -29,6 +29,7 @@ COMMANDS = {
     "data": "list, fetch, check or prepare data sets",
     "bench": "measure the speed of training, data loading or inference",
     "plan": "estimate memory, pipeline schedule and speed without the hardware",
+    "cache": "list or remove cached weights, features and data sets",
     "describe": "show the layers of a model as a table or drawing",
     "doctor": "check what works on this machine",
 }

@@ -2,17 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import convolve
 from convolve.cli.command import Parser
-from convolve.cli.console import open_console, print_json
+from convolve.cli.console import open_console, print_json, print_result
 from convolve.compat.programs import translate_program
+from convolve.config.schema import SECTION_OF
 from convolve.errors import ConfigError
+from convolve.loggers.streams import print_line
+
+if TYPE_CHECKING:
+    from convolve.runs.score import WeightsScore
+
+EPILOG = "Score weights without a run: convolve validate --model NAME --weights NAME|FILE --data-dir FOLDER (--help)"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Validate saved checkpoints on every test image."""
-    parser = Parser("validate", "Compute the test accuracy of saved checkpoints.")
+    """Validate saved checkpoints, or with `--weights` published ones, on every test image."""
+    if any(word.partition("=")[0] == "--weights" for word in argv):
+        return score(argv)
+    parser = Parser("validate", "Compute the test accuracy of saved checkpoints.", epilog=EPILOG)
     parser.add_argument("path", type=Path, help="run folder (its newest checkpoint) or checkpoint folder")
     parser.add_argument("--all", action="store_true", help="validate every checkpoint of the run, in order")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="labeled folder to score [data of the run]")
@@ -32,3 +42,48 @@ def run(argv: Sequence[str]) -> int:
     if options.json:
         print_json({"validations": records})
     return 0
+
+
+def score(argv: Sequence[str]) -> int:
+    """Print the top-1 and top-5 accuracy of weights on a folder of labeled images."""
+    summary = "Compute the accuracy of weights on a folder of labeled images, without training."
+    parser = Parser("validate", summary, conflict_handler="resolve")
+    for flag, kind, text in (
+        ("--model", str, "model of the weights [that of published weights]"),
+        ("--weights", str, "published weights by name, or a file"),
+        ("--weights-dir", Path, "folder with published weight files [$CONVOLVE_WEIGHTS_DIR]"),
+        ("--weights-mirror", str, "URL instead of the publisher's server [$CONVOLVE_WEIGHTS_MIRROR]"),
+        ("--data-dir", Path, "folder with the images: its test or validation split, or all without splits"),
+        ("--class-names", Path, "file with the name of each output [class folders in alphabetical order]"),
+        ("--image-size", int, "side of the input in pixels [that of the weights]"),
+        ("--normalization", str, "normalization of pixels [that of the weights]"),
+        ("--batch-size", int, "samples per forward pass; does not change the result [chosen]"),
+        ("--device", str, "device [auto]"),
+        ("--threads", int, "CPU threads [all that the process may use]"),
+    ):
+        parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text)
+    options = parser.parse(argv)
+
+    convolve.prepare()
+    from convolve.checkpoint.weights_table import find_info
+    from convolve.config.loading import resolve
+    from convolve.runs.score import score_weights
+
+    given = {name: value for name, value in vars(options).items() if value is not None and name in SECTION_OF}
+    given["valid_batch_size"] = given.pop("batch_size", None)
+    published = find_info(options.weights)
+    if options.model is None and published is None:
+        raise ConfigError(f"--weights {options.weights}: which model has these weights? add --model NAME")
+    if options.model is None and published is not None:
+        given["model"] = published.model
+    with open_console(options.json) as console:
+        result = score_weights(resolve(None, None, given).config, console, options.class_names)
+    print_result(result, options.json, _print_score)
+    return 0
+
+
+def _print_score(result: "WeightsScore") -> None:
+    print_line(
+        f"{result.model} with weights {result.weights}: top-1 {result.top1:.2%}, top-5 {result.top5:.2%} of "
+        f"{result.samples:,} images in {result.folder}, {result.seconds:.1f} s"
+    )

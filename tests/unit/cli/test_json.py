@@ -37,6 +37,7 @@ CASES = {
     "bench data": ("bench", "data", *DIGITS, "--images", "64"),
     "bench infer": ("bench", "infer", "RUN", "--variants", "eager", "--batch-sizes", "1", "--seconds", "0.01"),
     "plan": ("plan", "lenet-digits", "--device-flops", "1e12"),
+    "cache": ("cache",),
     "describe": ("describe",),
     "describe NAME": ("describe", "lenet-bn"),
     "describe --schedule": ("describe", "lenet-digits", "--schedule"),
@@ -52,6 +53,7 @@ KEYS = {
     "align": {"verdict", "page", "candidates"},
     "configs": {"configs"},
     "data list": {"datasets"},
+    "cache": {"folder", "bytes", "entries"},
     "bench --compare-with": {"ratio", "ratio_least", "ratio_most", "other", "images_per_second"},
 }
 

@@ -1,0 +1,41 @@
+"""`convolve cache`."""
+
+from collections.abc import Sequence
+
+from convolve import device
+from convolve.cache import KINDS, find_entries, list_cache, remove_entries
+from convolve.cli.command import Parser
+from convolve.cli.console import format_bytes, print_json, print_table
+from convolve.errors import ConfigError
+
+
+def run(argv: Sequence[str]) -> int:
+    """List or remove what is in the cache."""
+    parser = Parser("cache", "List or remove cached weights, features, data sets and indexes.")
+    parser.add_argument("action", nargs="?", choices=("list", "remove"), default="list", help="what to do [list]")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="remove: names as listed")
+    parser.add_argument("--kind", choices=tuple(KINDS), help="only entries of this kind [all]")
+    parser.add_argument("--all", action="store_true", help="remove: every entry, of --kind if given")
+    options = parser.parse(argv)
+    entries = list_cache([options.kind] if options.kind else KINDS)
+    if options.action == "remove":
+        if bool(options.names) == options.all:
+            raise ConfigError("cache remove: give either names or --all; `convolve cache` lists the names")
+        entries = entries if options.all else find_entries(options.names, entries)
+        freed = remove_entries(entries)
+    elif options.names or options.all:
+        raise ConfigError("cache list: takes no names; use `convolve cache remove NAME`")
+    total = sum(entry.bytes for entry in entries)
+    if options.json:
+        listed = [{**vars(entry), "last_use": entry.last_use.isoformat(timespec="seconds")} for entry in entries]
+        print_json({"folder": device.cache_folder(), "bytes": total, "entries": listed})
+    elif options.action == "remove":
+        print(f"removed {len(entries)} entries, {format_bytes(freed)}")
+    else:
+        rows = [
+            (entry.kind, entry.name, format_bytes(entry.bytes), f"{entry.last_use:%Y-%m-%d %H:%M}", entry.path)
+            for entry in entries
+        ]
+        print_table(("kind", "name", "size", "last use (UTC)", "path"), rows)
+        print(f"{len(entries)} entries, {format_bytes(total)} in {device.cache_folder()}")
+    return 0

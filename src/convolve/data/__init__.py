@@ -8,7 +8,7 @@ from convolve import lazy
 __all__ = lazy.install(
     __name__,
     {
-        "convolve.api.data": ("Feed", "check", "get", "list", "loader", "open", "prepare", "register"),
+        "convolve.api.data": ("Feed", "check", "clean", "get", "list", "loader", "open", "prepare", "register"),
         "convolve.data.user": ("KeyedDataset", "MapDataset"),
     },
 )

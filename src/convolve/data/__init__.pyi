@@ -1,5 +1,6 @@
 from convolve.api.data import Feed as Feed
 from convolve.api.data import check as check
+from convolve.api.data import clean as clean
 from convolve.api.data import get as get
 from convolve.api.data import list as list
 from convolve.api.data import loader as loader

@@ -80,6 +80,7 @@ class DataOptions(TypedDict, total=False):
     workers: int | None
     dataset_cache: bool
     cache_memory: float
+    check_data: bool
     bad_samples: Literal["error", "skip"]
     bad_samples_limit: float
 

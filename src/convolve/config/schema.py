@@ -193,6 +193,10 @@ class DataConfig(Section):
     )
     dataset_cache: bool = Field(True, description="keep decoded images in memory while they fit")
     cache_memory: float = Field(2.0, ge=0, description="memory for decoded images in GB")
+    check_data: bool = Field(
+        False,
+        description="check a folder of photos before the first step: broken files, duplicates, wrong labels",
+    )
     bad_samples: Literal["error", "skip"] = Field(
         "error", description="on an unreadable image: stop with an error, or skip and log it"
     )

@@ -58,6 +58,7 @@ COMMON = {
     "label_smoothing": 0.1,
     "select_ema": True,
     "augment": "resized-crop-flip",
+    "check_data": True,
     "bad_samples": "skip",
     "bad_samples_limit": 0.05,
     "valid_batch_size": 16,

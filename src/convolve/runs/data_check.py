@@ -74,7 +74,9 @@ def check_run_data(
     dataset = _open_encoded(config, console)
     if dataset is None:
         return None
-    findings = inspect(dataset, _as_arrays(dataset, features) if features else None, console.progress)
+    complete = not config.data.hold_out and config.data.dataset_percentage_to_use == 100
+    arrays = _as_arrays(dataset, features) if features and complete else None
+    findings = inspect(dataset, arrays, console.progress)
     for line in format_findings(findings, config.data.data_dir):
         console.info(line)
     path = folder / DATA_CHECKS_FILE

@@ -32,6 +32,8 @@ def start_from_head(session: Session) -> EvalResult:
     extractor = FeatureExtractor(model, data, console.progress)
     train = extractor.compute(dataset.train, "features of training photos")
     held = extractor.compute(validation, "features of validation photos")
+    name = dataset.test_name if dataset.validation is None else "validation"
+    session.outputs.check_data(console, {"train": train, name: held})
     fitted = time.perf_counter()
     head = fit_head(train.values, torch.from_numpy(train.labels), len(dataset.classes), console.progress)
     _, classifier = find_classifier(model)

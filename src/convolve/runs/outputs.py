@@ -22,10 +22,12 @@ from convolve.models.summary import summarize
 from convolve.numerics.execution import Execution
 from convolve.run_files import CONFIG_FILE, GRAPH_FILE, RECIPE_FILE
 from convolve.runs.average import average_at_end
+from convolve.runs.data_check import check_run_data
 from convolve.runs.describe import write_svg
 from convolve.runs.report import write_training_report
 from convolve.runs.summary import write_summary
 from convolve.runs.validate import validate_checkpoints
+from convolve.transfer.features import Features
 
 ModelFn = Callable[[], Network]
 TrainedFn = Callable[[], tuple[Network, Execution]]
@@ -59,6 +61,11 @@ class RunOutputs:
     def start_again(self) -> None:
         """Prepare the folder of a run that was killed before its first checkpoint."""
         truncate_after(self.folder, -1)
+
+    def check_data(self, console: Console, features: Mapping[str, Features] | None = None) -> None:
+        """Check the photos of a new run, with the features of some splits if there are any; print and list findings."""
+        if self.config.data.check_data:
+            check_run_data(self.config, self.folder, console, features)
 
     def resume_from(self, path: Path, step: int, *, best: bool) -> None:
         """Prepare the folder to continue from a checkpoint: mark it if it is the best, drop later log entries."""
@@ -131,6 +138,9 @@ class NullOutputs(RunOutputs):
         pass
 
     def start_again(self) -> None:
+        pass
+
+    def check_data(self, console: Console, features: Mapping[str, Features] | None = None) -> None:
         pass
 
     def resume_from(self, path: Path, step: int, *, best: bool) -> None:

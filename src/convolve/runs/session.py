@@ -123,6 +123,8 @@ class Session:
     def run(self) -> TrainReport:
         """Train to the end or until a signal, validate, and write the results."""
         self.outputs.write_config(self._build_whole)
+        if self.restored_step is None and not self.config.model.fit_head:  # else with the features, which find more
+            self.outputs.check_data(self.console)
         with self.outputs.open_loggers(self.console):
             return self._run()
 

@@ -9,6 +9,7 @@ from convolve.cli import data as data_command
 from convolve.config.loading import resolve
 from convolve.errors import ConfigError, DataError
 from convolve.loggers.base import SilentConsole
+from convolve.runs import session
 from convolve.runs.data_check import check_run_data, clean
 from messy_folder import build_messy_folder
 
@@ -45,6 +46,15 @@ def test_a_run_gets_a_summary_and_a_table(messy, tmp_path):
     assert console.lines[0].startswith("checked ") and all(len(line) <= 80 for line in console.lines[:-1])
     with (tmp_path / "run" / "data-checks.csv").open(newline="", encoding="utf-8") as file:
         assert len(list(csv.reader(file))) == 1 + len(findings.findings)
+
+
+def test_the_photos_of_a_new_run_are_checked_before_its_first_step(messy, tmp_path):
+    options = {"model": "lenet5", "data_dir": messy.root, "image_size": 32, "iterations": 1, "threads": 1}
+    skip = {"bad_samples": "skip", "bad_samples_limit": 0.1, "report": False, "curves": False}
+    console = Lines()
+    config = resolve(None, None, {**options, **skip, "run_dir": tmp_path / "run", "check_data": True}).config
+    session.train(config, console)
+    assert console.lines[0].startswith("checked ") and (tmp_path / "run" / "data-checks.csv").is_file()
 
 
 def test_a_run_on_a_known_data_set_is_not_checked(tmp_path):

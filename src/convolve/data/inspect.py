@@ -253,7 +253,8 @@ def format_findings(findings: Findings, root: Path | None = None) -> list[str]:
             text = f"{len(found):,} {one if len(found) == 1 else many}: {_example(found[0], root)}"
             lines.append(text + (f" and {len(found) - 1:,} more" if len(found) > 1 else ""))
     if findings.leaks:
-        lines.append(f"{len(findings.leaks):,} copies are in another split, so the accuracy looks too good")
+        copies = "1 copy is" if len(findings.leaks) == 1 else f"{len(findings.leaks):,} copies are"
+        lines.append(f"{copies} in another split, so the accuracy looks too good")
     return [_fit_line(to_one_line(line)) for line in lines]
 
 

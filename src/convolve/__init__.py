@@ -19,10 +19,12 @@ __all__ = [
         __name__,
         {
             "convolve.api.callbacks": ("Callback",),
+            "convolve.api.checkpoints": ("Checkpoints", "Position"),
             "convolve.api.classifier": ("Classifier", "Prediction", "load"),
             "convolve.api.configs": ("config_schema", "config_values", "configs"),
             "convolve.api.records": ("Checkpoint",),
             "convolve.api.run": ("Run", "Stopped", "open", "report", "runs"),
+            "convolve.api.search": ("LRCurve", "SweepResult", "find_lr", "sweep"),
             "convolve.api.tools": ("align", "convert", "doctor", "plan", "serve"),
             "convolve.api.training": ("prepare", "train"),
             "convolve.config.schema": ("Config",),

@@ -1,6 +1,8 @@
 from convolve import data as data
 from convolve import models as models
 from convolve.api.callbacks import Callback as Callback
+from convolve.api.checkpoints import Checkpoints as Checkpoints
+from convolve.api.checkpoints import Position as Position
 from convolve.api.classifier import Classifier as Classifier
 from convolve.api.classifier import Prediction as Prediction
 from convolve.api.classifier import load as load
@@ -13,6 +15,10 @@ from convolve.api.run import Stopped as Stopped
 from convolve.api.run import open as open
 from convolve.api.run import report as report
 from convolve.api.run import runs as runs
+from convolve.api.search import LRCurve as LRCurve
+from convolve.api.search import SweepResult as SweepResult
+from convolve.api.search import find_lr as find_lr
+from convolve.api.search import sweep as sweep
 from convolve.api.tools import align as align
 from convolve.api.tools import convert as convert
 from convolve.api.tools import doctor as doctor

@@ -340,6 +340,76 @@ def test_a_loader_continues_at_any_position():
         convolve.data.loader("digits", batch_size=16, global_batch=40)
 
 
+def test_find_lr_suggests_a_rate_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    before = [parameter.clone() for parameter in net.parameters()]
+    curve = convolve.find_lr("digits", net, low=1e-4, high=100.0, steps=40, threads=1)
+    assert 1e-3 < curve.suggestion < 50 and len(curve.rates) == len(curve.losses) <= 40
+    assert min(curve.losses) < curve.losses[0]
+    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+    assert list(tmp_path.iterdir()) == [] and "suggested learning rate" in curve._repr_html_()
+    with pytest.raises(convolve.ConfigError, match="need 0 < low < high"):
+        convolve.find_lr("digits", "lenet5", low=1.0, high=0.1)
+
+
+def test_a_sweep_returns_the_best_run_first(tmp_path):
+    given = {"log_dir": tmp_path, "optimizer": "adam", "iterations": 12, "threads": 1, "curves": False, "report": False}
+    result = convolve.sweep({"learning_rate": [1e-6, 0.003]}, "digits", "lenet5", **given)
+    assert [options["learning_rate"] for options in result.options] == [0.003, 1e-6]
+    assert result.best == result.runs[0] and result.accuracies[0] > result.accuracies[1]
+    assert "learning_rate" in result._repr_html_()
+    with pytest.raises(convolve.ConfigError, match="sweep: the grid is empty"):
+        convolve.sweep({}, "digits", "lenet5")
+
+
+def test_the_commands_find_lr_and_sweep(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    common = ["--dataset", "digits", "--model", "lenet5", "--threads", "1"]
+    assert dispatch(["find-lr", *common, "--steps", "12", "--plot", "curve.svg"]) == 0
+    assert "suggested learning rate" in capsys.readouterr().out and (tmp_path / "curve.svg").is_file()
+    words = ["--iterations", "2", "--no-curves", "--no-report", "--grid", "learning-rate=0.1,0.2", "--json"]
+    assert dispatch(["sweep", *common, *words]) == 0
+    runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+    assert {run["options"]["learning_rate"] for run in runs} == {"0.1", "0.2"}
+    with pytest.raises(convolve.ConfigError, match="--grid x: write OPTION=VALUE"):
+        dispatch(["sweep", "--grid", "x"])
+
+
+def by_hand(folder, steps):
+    """Train with a loop of one's own, continuing from the newest checkpoint."""
+    feed = convolve.data.loader("digits", batch_size=32, global_batch=64, seed=7)
+    net = convolve.models.create("lenet5", classes=len(feed.classes), input_shape=feed.input_shape, seed=7)
+    rule = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    kept = convolve.Checkpoints(folder, keep=2)
+    at = kept.restore(model=net, optimizer=rule)
+    step, samples = at.step, at.samples
+    with convolve.models.adopt(net, seed=7) as exact:
+        for step_batch in feed.steps(samples):
+            if step >= steps:
+                break
+            for batch in exact.micro_batches(step_batch, step):
+                loss = torch.nn.functional.cross_entropy(net(batch.images), batch.labels, reduction="sum")
+                (loss / step_batch.global_samples).backward()
+            exact.update_running_stats()
+            rule.step()
+            rule.zero_grad()
+            step, samples = step + 1, samples + step_batch.global_samples
+            if step % 3 == 0:
+                kept.save(step, samples, model=net, optimizer=rule, best=step == 3, state={"note": step})
+    return net.state_dict(), at
+
+
+def test_a_loop_by_hand_resumes_to_the_same_bits(tmp_path):
+    by_hand(tmp_path / "parts", 5)
+    resumed, position = by_hand(tmp_path / "parts", 9)
+    assert (position.step, position.samples, position.state) == (3, 192, {"note": 3})
+    whole, start = by_hand(tmp_path / "whole", 9)
+    assert start == convolve.Position() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+    names = sorted(path.name for path in (tmp_path / "whole").glob("step-*"))
+    assert names == ["step-000000003", "step-000000006", "step-000000009"], "the two newest and the best"
+
+
 # Commands and functions -----------------------------------------------------------------------------------------------
 
 

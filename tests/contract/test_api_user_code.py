@@ -335,6 +335,48 @@ def test_an_exception_of_a_callback_names_it_and_a_wrong_state_is_rejected(tmp_p
         train(tmp_path / "other", Keyed(), callbacks=[Stateful()])
 
 
+SHAPES = """
+import numpy as np
+from torch import nn
+
+class Bars:
+    def __len__(self):
+        return 64
+
+    def sample(self, index, rng):
+        pixels = np.zeros((16, 16), np.uint8)
+        pixels[4 + 8 * (index % 2)] = 200 if rng is None else rng.integers(100, 250)
+        return pixels, index % 2
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(784, 2))
+"""
+
+
+@pytest.mark.dist
+def test_replicas_train_objects_of_a_file_and_callbacks_stay_in_the_caller(tmp_path, monkeypatch):
+    (tmp_path / "bars_of_a_file.py").write_text(SHAPES)
+    monkeypatch.syspath_prepend(tmp_path)
+    from bars_of_a_file import Bars, Net
+
+    observer = Observer()
+    options = {**QUICK, "epochs": 1, "batch_size": 8}
+    two = convolve.train((Bars(), Bars()), Net, run_dir=tmp_path / "two", replicas=2, callbacks=[observer], **options)
+    one = convolve.train((Bars(), Bars()), Net, run_dir=tmp_path / "one", gradient_accumulation_count=2, **options)
+    assert weights_hash(two) == weights_hash(one) and two.finished
+    assert [step for kind, step in observer.seen if kind == "log"] == [record.step for record in two.training]
+    assert observer.seen[0][0] == "start" and observer.seen[-1] == ("end", True)
+
+
+def test_what_other_processes_cannot_import_is_rejected_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Keyed, "__module__", "__main__")
+    words = "replicas: Keyed is defined in .*, which other processes cannot import; put it into a file"
+    with pytest.raises(convolve.ConfigError, match=words):
+        train(tmp_path / "run", (Keyed(), Keyed()), replicas=2)
+    assert not (tmp_path / "run").exists()
+
+
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {folder!r})

@@ -22,6 +22,7 @@ from convolve.loggers.base import Console
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from convolve.api.ranks import Job
     from convolve.config.options import Options
     from convolve.engine.loop import StopRequest
     from convolve.engine.user_code import UserCode
@@ -75,7 +76,6 @@ def train(
         given["metrics"], metrics = metrics, ()
     with session(), training(), open_progress(progress) as console:
         from convolve.engine.user_code import NO_USER_CODE
-        from convolve.runs import session as runs
 
         user = read_user_code(data, model, loss, metrics, base=NO_USER_CODE)
         resolved = complete_config(read_config(data, model, config, given), user)
@@ -84,7 +84,7 @@ def train(
         return _run(
             user,
             CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
-            lambda tracked, stop: runs.train(resolved, tracked, user, runs.Hooks(stop, tracked.state)),
+            lambda tracked, stop: _train(resolved, user, tracked, stop),
         )
 
 
@@ -97,7 +97,7 @@ def resume_run(
 ) -> Run:
     """Continue a run; see `Run.resume`."""
     with session(), training(), open_progress(progress) as console:
-        from convolve.runs import session as runs
+        from convolve.api.ranks import Job
         from convolve.runs.changes import Changes
 
         layout = {name: value for name, value in options.items() if name not in ("epochs", "iterations")}
@@ -111,8 +111,38 @@ def resume_run(
         return _run(
             user,
             CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
-            lambda tracked, stop: runs.resume(run.path, tracked, changes, user, runs.Hooks(stop, tracked.state)),
+            lambda tracked, stop: _resume(Job(resolved, run.path, user, changes), tracked, stop),
         )
+
+
+def _train(config: Config, user: UserCode, console: CallbackConsole, stop: StopRequest) -> TrainReport:
+    from convolve.runs import session as runs
+
+    if not _needs_processes(config):
+        return runs.train(config, console, user, runs.Hooks(stop, console.state))
+    from convolve.api.ranks import Job, encode, run_ranks
+    from convolve.runs.folder import reserve_run_dir
+
+    encode(Job(config, Path(), user))  # what cannot be sent is an error before a folder is made
+    folder = reserve_run_dir(config)
+    return run_ranks(Job(config.replace(run_dir=folder), folder, user), console, stop)
+
+
+def _resume(job: Job, console: CallbackConsole, stop: StopRequest) -> TrainReport:
+    from convolve.runs import session as runs
+
+    if not _needs_processes(job.config):
+        return runs.resume(job.folder, console, job.changes, job.user, runs.Hooks(stop, console.state))
+    from convolve.api.ranks import run_ranks
+
+    return run_ranks(job, console, stop)
+
+
+def _needs_processes(config: Config) -> bool:
+    """Return whether this process must start the ranks of a run; under torchrun or Slurm it is one of them."""
+    from convolve.distributed.topology import is_distributed
+
+    return config.parallel.processes > 1 and not is_distributed()
 
 
 _active: dict[Path, StopRequest] = {}

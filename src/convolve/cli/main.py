@@ -17,6 +17,8 @@ COMMANDS = {
     "train": "train a model; without arguments, LeNet on MNIST",
     "launch": "train on several hosts, and restart after a failure",
     "restore": "resume a run from its newest checkpoint",
+    "find-lr": "suggest a learning rate",
+    "sweep": "train once for each combination of option values",
     "validate": "compute the test accuracy of saved checkpoints",
     "predict": "classify images with a trained model",
     "export": "export a trained model as ONNX, pt2, machine code or weights",
@@ -65,7 +67,7 @@ def dispatch(argv: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"unknown command '{command}'; {suggest(command, COMMANDS)}")
     with in_command():
-        code: int = import_module(f"convolve.cli.{command}").run(argv[1:])
+        code: int = import_module(f"convolve.cli.{command.replace('-', '_')}").run(argv[1:])
     return code
 
 

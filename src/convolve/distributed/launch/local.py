@@ -53,8 +53,16 @@ class Agent:
 SINGLE_AGENT = Agent()
 
 
-def start_processes(world: int, argv: Sequence[str], agent: Agent = SINGLE_AGENT, *, tagged: bool = False) -> int:
-    """Run `convolve ARGV` in this agent's fraction of `world` processes.
+def start_processes(
+    world: int,
+    argv: Sequence[str],
+    agent: Agent = SINGLE_AGENT,
+    *,
+    tagged: bool = False,
+    module: str = "convolve",
+    on_poll: Callable[[], int | None] = lambda: None,
+) -> int:
+    """Run `convolve ARGV`, or another module, in this agent's fraction of `world` processes.
 
     Returns 0 or the exit code of the first process that failed; 128 + the number of a signal that asked to stop. The
     cores of a host are divided among its agents. `tagged` prefixes each line of output with the rank.
@@ -73,8 +81,8 @@ def start_processes(world: int, argv: Sequence[str], agent: Agent = SINGLE_AGENT
                 "WORLD_SIZE": str(world),
                 LAUNCHER_VARIABLE: str(os.getpid()),
             }
-            ranks.start(rank, module_command("convolve", *argv), environment, tagged=tagged)
-        return ranks.wait()
+            ranks.start(rank, module_command(module, *argv), environment, tagged=tagged)
+        return ranks.wait(on_poll)
 
 
 def _threads(processes: int) -> str:
@@ -134,9 +142,12 @@ class _Ranks:
                 relay.start()
                 self._relays.append(relay)
 
-    def wait(self) -> int:
-        """Wait until all processes end or one fails."""
+    def wait(self, on_poll: Callable[[], int | None] = lambda: None) -> int:
+        """Wait until all processes end or one fails; a signal that `on_poll` returns is sent to them, once."""
         while True:
+            number = on_poll()
+            if number is not None and self._signal is None:
+                self._forward(number, None)
             codes = [process.poll() for process in self._processes]
             failed = next((code for code in codes if code), None)
             if failed is None and None in codes:

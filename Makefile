@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-run
 READY_DEV := $(VENV)/.ready-dev
 TOOLS := $(VENV)/tools
+DOCS := $(VENV)/docs
 MINUTES ?= 60
 SECONDS ?= 60
 
-.PHONY: setup train test coverage check bench accuracy faults fuzz sanitize soak audit sbom clean
+.PHONY: setup train test coverage check bench accuracy faults fuzz sanitize soak audit sbom docs clean
 
 setup: $(READY)
 
@@ -83,6 +84,20 @@ sbom: $(READY) $(TOOLS)/.ready
 	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.cdx.json $(BIN)/python
 	@echo "sbom.cdx.json"
 
+# The site reads docstrings from the source, so its environment needs neither torch nor convolve. ruff formats signatures.
+$(DOCS)/.ready: Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make docs needs Python 3.11 or newer: make docs PYTHON=...")'
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check 'zensical>=0.0.73,<0.1' 'mkdocstrings[python]>=1.0.8,<2' 'ruff>=0.17'
+	touch $@
+
+# The documentation as a site in build/site. Warnings, such as a broken link, are errors.
+docs: $(DOCS)/.ready
+	rm -rf build/pages build/site && mkdir -p build/pages
+	cp -R *.md docs examples build/pages
+	$(DOCS)/bin/zensical build --strict --clean
+	@echo "build/site/index.html; with search: $(PYTHON) -m http.server --directory build/site"
+
 bench: $(READY_DEV)
 	$(BIN)/python benchmarks/lenet_epoch.py
 
@@ -90,4 +105,4 @@ accuracy: $(READY)
 	$(BIN)/python benchmarks/accuracy.py
 
 clean:
-	rm -rf $(VENV) runs build dist sbom.cdx.json .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) runs build dist sbom.cdx.json .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .cache

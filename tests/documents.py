@@ -1,4 +1,4 @@
-"""The commands and tables of Markdown pages, and a folder with what the pages assume to be there."""
+"""The commands, links and tables of Markdown pages, and a folder with what the pages assume to be there."""
 
 import re
 import shlex
@@ -20,6 +20,11 @@ def commands(page):
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def links(page):
+    """Return the targets of a page's links to files, without anchors."""
+    return re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
 
 
 def tables(page):

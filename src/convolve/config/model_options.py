@@ -106,7 +106,7 @@ class EfficientNetOptions(NormOptions):
 
     model_size: str = "b0"
     groups: int = 4
-    bn_decay: float = 0.9
+    bn_decay: float | None = None
     norm_epsilon: float | None = None
     conv_padding: Padding = "symmetric"
     expand_ratio: int = 6

@@ -201,8 +201,8 @@ class ParallelConfig(Section):
         Literal["interleaved", "grouped", "sequential"], BeforeValidator(partial(normalize_choice, {}))
     ] = Field(
         "interleaved",
-        description="order of passes: one forward one backward, all forward then all backward, or one micro batch "
-        "at a time",
+        description="order of passes: one forward one backward; the same with more micro batches in flight, as "
+        "Graphcore's Grouped; or one micro batch at a time",
     )
     enable_recomputation: bool = Field(
         False, description="keep activations only at block boundaries and recompute the others in the backward pass"

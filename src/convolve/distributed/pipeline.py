@@ -7,12 +7,15 @@ gradients are summed in the order of a single process.
 
 Each stage executes a fixed list of forward (F) and backward (B) passes. With S stages and M micro batches, stage s of
 
-    grouped       executes all F, then all B                          (GPipe)   and holds M micro batches
+    grouped       executes 2 (S - s) - 1 times F, then B and F alternately      and holds min(M, 2 (S - s) - 1)
     interleaved   executes S - s times F, then B and F alternately    (1F1B)    and holds min(M, S - s)
     sequential    executes F and B of one micro batch, then the next            and holds 1
+    gpipe         executes all F, then all B                                    and holds M
 
-If all passes take the same time and messages take none, the bubble is (S - 1) / (M + S - 1) for the first two, and
-1 - 1 / S for the third.
+Grouped is Graphcore's schedule of that name: all stages execute F at the same time, then all execute B, so they are
+balanced if F and B are, one by one. Interleaved starts a micro batch only when its activations fit. With fewer micro
+batches than stages, both become gpipe. If all passes take the same time and messages take none, the bubble is
+1 - 1 / S for sequential, and (S - 1) / (M + S - 1) for the others.
 """
 
 from collections import OrderedDict
@@ -109,17 +112,16 @@ class Pipeline:
         # Lazy: importing the library takes longer than most commands.
         from convolve.distributed.torch_pipeline import MicroBatchGroup, build_pipeline_stage
 
-        alternate = training and effective_schedule(self._schedule, self.stages, count) == "interleaved"
-        group = MicroBatchGroup(size, count, training, alternate)
+        schedule = effective_schedule(self._schedule, self.stages, count) if training else "gpipe"
+        group = MicroBatchGroup(size, count, training, schedule)
         return build_pipeline_stage(self._part, self._shapes, (self.stage, self.stages), self._group, group)
 
 
 def effective_schedule(requested: str, stages: int, micro_batches: int) -> str:
-    """Return the schedule of a step: sequential for a single stage, and not interleaved with fewer micro batches than
-    stages."""
+    """Return the schedule of a step: sequential for a single stage, gpipe with fewer micro batches than stages."""
     if stages == 1:
         return "sequential"
-    return "grouped" if requested == "interleaved" and micro_batches < stages else requested
+    return "gpipe" if requested != "sequential" and micro_batches < stages else requested
 
 
 class Pass(Enum):
@@ -132,14 +134,23 @@ class Pass(Enum):
 ScheduledTask = tuple[Pass, int]
 
 
-def list_grouped(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
+def list_gpipe(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
     """Return all forward passes, then all backward passes."""
     return [(direction, index) for direction in Pass for index in range(micro_batches)]
 
 
+def list_grouped(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
+    """Return forward passes until the first backward pass can arrive in lockstep, then both alternately."""
+    return _alternate(2 * (stages - stage) - 1, micro_batches)
+
+
 def list_interleaved(stage: int, stages: int, micro_batches: int) -> list[ScheduledTask]:
     """Return a forward pass for this and each later stage, then backward and forward passes alternately."""
-    ahead = min(micro_batches, stages - stage)
+    return _alternate(stages - stage, micro_batches)
+
+
+def _alternate(ahead: int, micro_batches: int) -> list[ScheduledTask]:
+    ahead = min(micro_batches, ahead)
     tasks: list[ScheduledTask] = [(Pass.FORWARD, index) for index in range(ahead)]
     for index in range(micro_batches):
         tasks.append((Pass.BACKWARD, index))
@@ -154,6 +165,7 @@ def list_sequential(stage: int, stages: int, micro_batches: int) -> list[Schedul
 
 
 SCHEDULES: dict[str, Callable[[int, int, int], list[ScheduledTask]]] = {
+    "gpipe": list_gpipe,
     "grouped": list_grouped,
     "interleaved": list_interleaved,
     "sequential": list_sequential,

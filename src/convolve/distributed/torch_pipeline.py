@@ -19,12 +19,12 @@ from convolve.distributed.pipeline import Forward, PassContextFn, Shape
 
 @dataclass(frozen=True)
 class MicroBatchGroup:
-    """Micro batches of one size that run together; `alternate`: 1F1B instead of GPipe."""
+    """Micro batches of one size that run together, and their schedule (see pipeline.py)."""
 
     size: int
     count: int
     training: bool
-    alternate: bool
+    schedule: str
 
 
 def build_pipeline_stage(
@@ -52,9 +52,21 @@ def build_pipeline_stage(
         output_args=torch.empty(output_shape, device="meta", requires_grad=group.training),
         group=process_group,
     )
-    kind: type[PipelineScheduleSingle] = Schedule1F1B if group.alternate else ScheduleGPipe
-    schedule = kind(stage, group.count, loss_fn=_take_loss if group.training else None, scale_grads=False)
+    schedule = _KINDS.get(group.schedule, ScheduleGPipe)(
+        stage, group.count, loss_fn=_take_loss if group.training else None, scale_grads=False
+    )
     return TorchPipeline(module, stage, schedule, torch.empty(group.count) if group.training and last else None)
+
+
+class _Grouped(Schedule1F1B):
+    """1F1B with 2 (S - s) - 1 forward passes ahead; the library takes them from the number of stages."""
+
+    def __init__(self, stage: PipelineStage, n_microbatches: int, **options: Any) -> None:
+        super().__init__(stage, n_microbatches, **options)
+        self._num_stages = 2 * self._num_stages - stage.stage_index - 1
+
+
+_KINDS: dict[str, type[PipelineScheduleSingle]] = {"interleaved": Schedule1F1B, "grouped": _Grouped}
 
 
 class _StageModule(nn.Module):

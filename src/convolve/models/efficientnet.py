@@ -5,8 +5,8 @@ shortcut if the shape stays. `group_dim` above 1 turns the depthwise convolution
 channels in each group, which suits vector processors (Masters et al. 2021), usually together with `expand_ratio` 4.
 The stochastic depth rate increases from 0 at the first block to 1 - `block_survival_prob` at the last.
 
-Epsilons and padding follow torchvision (1e-5 up to B4, 1e-3 above; symmetric). TensorFlow's models have 1e-3 and
-padding "same" everywhere (--norm-epsilon, --conv-padding).
+Epsilons, decays and padding follow torchvision (1e-5 and 0.9 up to B4, 1e-3 and 0.99 above; symmetric). TensorFlow's
+models have 1e-3 and padding "same" everywhere (--norm-epsilon, --conv-padding).
 """
 
 import math
@@ -38,6 +38,7 @@ class Size:
     side: int
     small: bool = False
     epsilon: float = 1e-5
+    bn_decay: float = 0.9
 
 
 SIZES = {
@@ -47,9 +48,9 @@ SIZES = {
     "b2": Size(1.1, 1.2, 0.3, 260),
     "b3": Size(1.2, 1.4, 0.3, 300),
     "b4": Size(1.4, 1.8, 0.4, 380),
-    "b5": Size(1.6, 2.2, 0.4, 456, epsilon=1e-3),
-    "b6": Size(1.8, 2.6, 0.5, 528, epsilon=1e-3),
-    "b7": Size(2.0, 3.1, 0.5, 600, epsilon=1e-3),
+    "b5": Size(1.6, 2.2, 0.4, 456, epsilon=1e-3, bn_decay=0.99),
+    "b6": Size(1.8, 2.6, 0.5, 528, epsilon=1e-3, bn_decay=0.99),
+    "b7": Size(2.0, 3.1, 0.5, 600, epsilon=1e-3, bn_decay=0.99),
 }
 
 
@@ -193,7 +194,7 @@ def _style(size: Size, options: EfficientNetOptions) -> BlockStyle:
         options.norm_type,
         options.groups,
         options.norm_epsilon or size.epsilon,
-        options.bn_decay,
+        size.bn_decay if options.bn_decay is None else options.bn_decay,
         clip=True,
         proxy_epsilon=options.proxy_epsilon if options.proxy_norm else None,
     )

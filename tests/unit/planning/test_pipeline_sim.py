@@ -42,7 +42,8 @@ def test_no_pass_starts_before_its_input_arrives_or_while_its_stage_is_busy(sche
 
 
 @pytest.mark.parametrize(
-    ("schedule", "held"), [("grouped", [8, 8, 8, 8]), ("interleaved", [4, 3, 2, 1]), ("sequential", [1, 1, 1, 1])]
+    ("schedule", "held"),
+    [("gpipe", [8, 8, 8, 8]), ("grouped", [7, 5, 3, 1]), ("interleaved", [4, 3, 2, 1]), ("sequential", [1, 1, 1, 1])],
 )
 def test_a_stage_holds_the_micro_batches_of_its_schedule(schedule, held):
     assert [count_in_flight(schedule, stage, 4, 8) for stage in range(4)] == held

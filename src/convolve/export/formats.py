@@ -35,6 +35,7 @@ from convolve.directory import private_folder
 from convolve.errors import CheckpointError, ConvolveError, ExtraError
 from convolve.files import file_sha256
 from convolve.inference.metadata import METADATA_KEY, ModelMetadata
+from convolve.models.adopt import AdoptedModel
 
 
 class ExportModule(nn.Module):
@@ -46,7 +47,8 @@ class ExportModule(nn.Module):
     def __init__(self, model: nn.Module, transform: Transform) -> None:
         super().__init__()
         # The attribute is part of the tensor names inside exported files.
-        self.network = copy.deepcopy(model).to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        inner = model.module if isinstance(model, AdoptedModel) else model
+        self.network = copy.deepcopy(inner).to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.register_buffer("scale", torch.tensor([1 / (255 * std) for std in transform.std]))
         self.register_buffer(
             "shift", torch.tensor([-m / s for m, s in zip(transform.mean, transform.std, strict=True)])

@@ -89,6 +89,10 @@ class AdoptedModel(Network):
         self.training = self.module.training
         return self
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return a submodule of the module; its children may have names that this class uses, such as `head`."""
+        return self.module.get_submodule(target) if target else self
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the module."""
         return self.module.state_dict(*args, **kwargs)

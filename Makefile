@@ -9,7 +9,7 @@ DOCS := $(VENV)/docs
 MINUTES ?= 60
 SECONDS ?= 60
 
-.PHONY: setup train test coverage check bench accuracy faults fuzz sanitize soak audit sbom docs clean
+.PHONY: setup train test coverage check bench accuracy faults fuzz sanitize soak zoo audit sbom docs clean
 
 setup: $(READY)
 
@@ -61,6 +61,11 @@ sanitize: $(READY_DEV)
 $(VENV)/.ready-fuzz: $(READY_DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'
 	touch $@
+
+# 60 models of timm and torchvision, unmodified. Installed without dependencies: pip would replace torch by another build.
+zoo: $(READY_DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps timm 'torchvision==0.28.*' huggingface_hub
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/zoo.py
 
 soak: $(READY_DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES)

@@ -44,6 +44,6 @@ __all__ = [
             ),
             "convolve.loggers.base": ("TrainRecord", "ValidationRecord"),
         },
-        submodules=("data", "models"),
+        submodules=("data", "losses", "metrics", "models"),
     ),
 ]

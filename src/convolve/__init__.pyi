@@ -1,4 +1,6 @@
 from convolve import data as data
+from convolve import losses as losses
+from convolve import metrics as metrics
 from convolve import models as models
 from convolve.api.callbacks import Callback as Callback
 from convolve.api.checkpoints import Checkpoints as Checkpoints

@@ -35,7 +35,7 @@ class Registry:
     @property
     def group(self) -> str:
         """Entry-point group of this kind."""
-        return f"convolve.{self.kind.replace(' ', '_')}s"
+        return {"loss": "convolve.losses"}.get(self.kind, f"convolve.{self.kind}s")
 
     def register(self, name: str, value: AnyT, origin: str) -> AnyT:
         """Offer a value under a name; the same one may be offered again by the same origin."""
@@ -72,16 +72,16 @@ class Registry:
             return self._load(entries[0])
         return builtin if registered is None else registered[0]
 
-    def resolve(self, name: str, builtin: dict[str, Any], option: str) -> Any:
-        """Return what a name or `package:attribute` stands for, or raise an error that names the option."""
+    def resolve(self, name: str) -> Any:
+        """Return what a name or a trusted `package:attribute` stands for, or raise an error."""
         if ":" in name:
             return import_attribute(self.kind, name)
-        found = self.find(name, builtin.get(name))
+        found = self.find(name)
         if found is None:
-            known = suggest(name, [*builtin, *self.names()])
-            raise ConfigError(
-                f"--{option} {name}: unknown {self.kind}; {known}; the name of a plugin needs --plugin FILE.py"
+            known = (
+                suggest(name, self.names()) if self.names() else f"register it with @convolve.{self.group[9:]}.register"
             )
+            raise ConfigError(f"{self.kind} {name}: unknown name; {known}")
         return found
 
     def _load(self, entry: EntryPoint) -> object:
@@ -94,11 +94,8 @@ class Registry:
 
 MODELS = Registry("model")
 DATASETS = Registry("dataset")
-AUGMENTATIONS = Registry("augmentation")
 LOSSES = Registry("loss")
 METRICS = Registry("metric")
-OPTIMIZERS = Registry("optimizer")
-CALLBACKS = Registry("callback")
 
 _trusted: set[str] = set()
 _files: dict[Path, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, TypeVar
@@ -93,13 +93,6 @@ def create(
         if file is not None:
             load_pretrained(model, file.path)
         return model
-
-
-def register(name: str) -> Callable[[AnyT], AnyT]:
-    """Return a decorator that gives a class or function that makes a module a name for `train` and the command."""
-    from convolve import plugins
-
-    return plugins.MODELS.decorator(name)
 
 
 def describe(what: str) -> ModelSummary:

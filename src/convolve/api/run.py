@@ -313,10 +313,11 @@ class Run:
         loss: LossLike | None = None,
         metrics: Sequence[MetricLike] = (),
     ) -> UserCode:
-        from convolve.api.user_code import read_user_code
+        from convolve.api.user_code import open_registered_data, read_user_code
         from convolve.engine.user_code import NO_USER_CODE
 
-        return read_user_code(data, model, loss, metrics, base=self._user or NO_USER_CODE)
+        user = read_user_code(data, model, loss, metrics, base=self._user or NO_USER_CODE)
+        return open_registered_data(user, self.config)
 
     def _copy(self, data: Source | None = None) -> UserCode:
         """Return the user's code with a copy of the module, which gets the weights of a checkpoint."""

@@ -13,7 +13,7 @@ from convolve.api.callbacks import Callback, CallbackConsole
 from convolve.api.progress import open_progress
 from convolve.api.run import Run, Stopped
 from convolve.api.session import session, training
-from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source, locate, read_user_code
+from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source, locate, open_registered_data, read_user_code
 from convolve.config.loading import field_name, resolve
 from convolve.config.schema import SECTION_OF, Config
 from convolve.errors import ConfigError, suggest
@@ -78,8 +78,9 @@ def train(
         from convolve.engine.user_code import NO_USER_CODE
 
         user = read_user_code(data, model, loss, metrics, base=NO_USER_CODE)
-        resolved = complete_config(read_config(data, model, config, given), user)
-        user = replace(user, strict=resolved.run.strict)
+        resolved = read_config(data, model, config, given)
+        user = replace(open_registered_data(user, resolved), strict=resolved.run.strict)
+        resolved = complete_config(resolved, user)
         check_data(resolved, user)
         return _run(
             user,

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from convolve.errors import ConfigError, DataError
+from convolve import plugins
+from convolve.errors import ConfigError, DataError, describe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from convolve.config import Config
     from convolve.data.user import UserDataset
     from convolve.engine.objective import Loss, Metric
     from convolve.engine.user_code import UserCode
@@ -96,6 +98,23 @@ def read_user_code(
     return replace(base, **changes)
 
 
+def open_registered_data(user: UserCode, config: Config) -> UserCode:
+    """Return the user's code with the data set that a plugin registered under the name in a config, if one did."""
+    from convolve import plugins
+
+    name = config.data.dataset
+    opener: Any = plugins.DATASETS.find(name) if user.data is None and name is not None else None
+    if opener is None:
+        return user
+    from convolve.data.user import open_user_data
+
+    try:
+        source = opener()
+    except Exception as error:
+        raise DataError(f"--dataset {name}: cannot be opened ({describe(error)}); fix the plugin") from error
+    return replace(user, data=replace(open_user_data(source), name=str(name)))
+
+
 def read_source(data: Source | None) -> Any:
     """Return a data set object, or the one that a plugin registered under a name; None for other names and places."""
     if data is None or not locate(data).is_object:
@@ -113,7 +132,7 @@ def _find(registry: Registry, name: str) -> Any:
 
     if ":" in name:
         plugins.trust(name)
-    return registry.resolve(name, {}, registry.kind)
+    return registry.resolve(name)
 
 
 def _count_outputs(source: Any, model: ModelLike | None) -> int | None:

@@ -119,6 +119,9 @@ def translate_program(command: str, arguments: Sequence[str]) -> list[str]:
         reason = _reject(program, name)
         if name in program.places:
             placed[name] = words
+        elif name == "model" and words and ":" in words[0]:
+            # Code is never taken from the checkpoint.
+            rest += ["--model", *words]
         elif reason is not None:
             rejected[f"--{name}"] = reason
         else:

@@ -9,7 +9,8 @@ from convolve import lazy
 __all__ = lazy.install(
     __name__,
     {
-        "convolve.api.models": ("ModelInfo", "create", "describe", "list", "register"),
+        "convolve.api.models": ("ModelInfo", "create", "describe", "list"),
         "convolve.models.adopt": ("Adopted", "adopt"),
+        "convolve.models.registration": ("register",),
     },
 )

@@ -14,6 +14,7 @@ from convolve.errors import ConfigError, suggest
 from convolve.models import efficientnet, efficientnet_lite, fastnet, lenet, mobilenet, resnet
 from convolve.models.foreign import LIBRARIES, ModuleSpec, library_spec, spec_of
 from convolve.models.network import Network, Shape
+from convolve.models.registration import RegisteredModel
 from convolve.models.spec import BuildArgs, ModelSpec
 
 AnySpec = ModelSpec | ModuleSpec
@@ -51,6 +52,8 @@ def find(name: str) -> AnySpec:
 def _as_spec(name: str, found: object) -> AnySpec:
     if isinstance(found, ModelSpec | ModuleSpec):
         return found
+    if isinstance(found, RegisteredModel):
+        return spec_of(found.maker, summary=found.summary, input_shape=found.input_shape)
     if not callable(found):
         raise ConfigError(
             f"model {name}: is {type(found).__name__}; give an nn.Module, or a class or function that makes one"

@@ -50,7 +50,6 @@ def locate(data: Source | None) -> Place:
 
     if data in CATALOG or data in ALIASES or data in PHOTO_DATASETS:
         return Place(name=data)
-    from convolve import plugins
 
     if ":" in data or data in plugins.DATASETS.names():
         return Place(is_object=True)
@@ -74,7 +73,6 @@ def read_user_code(
     base: UserCode,
 ) -> UserCode:
     """Return the objects among the arguments; what is not given comes from `base`."""
-    from convolve import plugins
 
     changes: dict[str, Any] = {}
     if isinstance(model, str):
@@ -100,7 +98,6 @@ def read_user_code(
 
 def open_registered_data(user: UserCode, config: Config) -> UserCode:
     """Return the user's code with the data set that a plugin registered under the name in a config, if one did."""
-    from convolve import plugins
 
     name = config.data.dataset
     opener: Any = plugins.DATASETS.find(name) if user.data is None and name is not None else None
@@ -121,14 +118,12 @@ def read_source(data: Source | None) -> Any:
         return None
     if not isinstance(data, str):
         return data
-    from convolve import plugins
 
     return _find(plugins.DATASETS, data)()
 
 
 def _find(registry: Registry, name: str) -> Any:
     """Return what a name stands for, or `package:attribute`, which the user typed."""
-    from convolve import plugins
 
     if ":" in name:
         plugins.trust(name)
@@ -163,7 +158,6 @@ def _count_outputs(source: Any, model: ModelLike | None) -> int | None:
 
 def read_loss(loss: LossLike) -> Loss:
     """Return a loss function."""
-    from convolve import plugins
 
     found: Loss = _find(plugins.LOSSES, loss) if isinstance(loss, str) else loss
     if not callable(found):
@@ -175,7 +169,6 @@ def read_metrics(metrics: Sequence[MetricLike]) -> tuple[Metric, ...]:
     """Return metrics with unique names that are no columns of the tables."""
     from dataclasses import fields
 
-    from convolve import plugins
     from convolve.engine.objective import MeanMetric, Metric, name_of
     from convolve.loggers.base import TrainRecord, ValidationRecord
 

@@ -317,7 +317,8 @@ class Run:
         from convolve.engine.user_code import NO_USER_CODE
 
         user = read_user_code(data, model, loss, metrics, base=self._user or NO_USER_CODE)
-        return open_registered_data(user, self.config)
+        # A checkpoint folder outside of a run has no config.
+        return open_registered_data(user, self.config) if (self.path / CONFIG_FILE).is_file() else user
 
     def _copy(self, data: Source | None = None) -> UserCode:
         """Return the user's code with a copy of the module, which gets the weights of a checkpoint."""

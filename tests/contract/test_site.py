@@ -24,7 +24,8 @@ def in_site(path):
 
 def test_the_navigation_names_every_page_once():
     named = Counter(re.findall(r'= "(\S+\.md)"', SETTINGS))
-    assert named == Counter(path.relative_to(ROOT).as_posix() for path in PAGES)
+    pages = Counter(path.relative_to(ROOT).as_posix() for path in PAGES)
+    assert (named - pages, pages - named) == ({}, {}), "zensical.toml: too many, missing"
 
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -53,7 +54,8 @@ def test_the_reference_has_every_public_name_once():
     public = [f"convolve.{name}" for name in convolve.__all__ if name not in ("__version__", "data", "models")]
     public += [f"convolve.data.{name}" for name in convolve.data.__all__]
     public += [f"convolve.models.{name}" for name in convolve.models.__all__]
-    assert Counter(heading or name for name, heading in reference()) == Counter(public)
+    listed = Counter(heading or name for name, heading in reference())
+    assert (listed - Counter(public), Counter(public) - listed) == ({}, {}), "docs/reference.md: too many, missing"
 
 
 def test_no_entry_of_the_reference_is_a_module_of_the_same_name():

@@ -8,6 +8,7 @@ Options that depend on each other are in combinations.py, those of programs othe
 import shlex
 from collections.abc import Callable, Container, Sequence
 
+from convolve.compat import familiar
 from convolve.compat.applications import add_defaults
 from convolve.compat.combinations import COMBINATIONS, parse_bool, split_options
 from convolve.compat.refused import ONE_DEVICE, REFUSED
@@ -182,8 +183,10 @@ def translate(
     command and are kept. `notify` receives a line about everything that is not obvious.
     """
     given = split_options(arguments)
-    groups = [(RENAMED.get(name, name) if name else None, words) for name, words in given]
-    rejected = {f"--{name}": REFUSED[name] for name, _ in groups if name in REFUSED and name not in reserved}
+    names = {**familiar.RENAMED, **RENAMED}
+    refused = {**familiar.ANSWERED, **REFUSED}
+    groups = [(names.get(name, name) if name else None, words) for name, words in given]
+    rejected = {f"--{name}": refused[name] for name, _ in groups if name in refused and name not in reserved}
     groups = [(name, words) for name, words in groups if f"--{name}" not in rejected]
     groups = add_defaults(groups, given, notify)
     for combine in COMBINATIONS:
@@ -203,8 +206,9 @@ def _translate_group(name: str | None, words: list[str], reserved: Container[str
         return []
     if name in reserved:
         return [f"--{name}", *words]
-    if name in REPLACED:
-        return REPLACED[name] + words
+    replaced = {**familiar.REPLACED, **REPLACED}
+    if name in replaced:
+        return replaced[name] + words
     if name in SPECIAL:
         return SPECIAL[name](words[0] if words else None) + words[1:]
     if name in WORDED:

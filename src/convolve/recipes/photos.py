@@ -33,7 +33,7 @@ FINE_TUNING = {
     "fit_head": True,
     "freeze_norms": True,
     "optimizer": "adamw",
-    "learning_rate": 1e-3,
+    "learning_rate": 4e-4,
     "layer_decay": 0.85,
     "weight_decay": 0.02,
     "crop_area": (0.4, 1.0),

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def start_from_head(session: Session) -> EvalResult:
-    """Fit the classifier of a new run, validate it, and save it as the first and best checkpoint."""
+    """Fit the classifier of a new run, validate it, and save it as the first and best checkpoint.
+
+    If nothing is trained after it, validation images are fitted too once they have been used to validate.
+    """
     started = time.perf_counter()
     data, model, console = session.data, session.state.model, session.console
     dataset = data.dataset
@@ -36,19 +39,27 @@ def start_from_head(session: Session) -> EvalResult:
     session.outputs.check_data(console, {"train": train, name: held})
     fitted = time.perf_counter()
     head = fit_head(train.values, torch.from_numpy(train.labels), len(dataset.classes), console.progress)
+    result = _score(head, held)
+    if session.span.total == 0 and dataset.validation is not None:
+        head = _fit_all(head, train, held, len(dataset.classes))
     _, classifier = find_classifier(model)
     with torch.no_grad():
         classifier.weight.copy_(head.weight)
         classifier.bias.copy_(head.bias)
     averages = session.state.ema.tensors()
     session.state.ema.restore({name: tensor for name, tensor in model.state_dict().items() if name in averages})
-    result = _score(head, held)
     now = time.perf_counter()
     outputs = session.outputs
     outputs.emit("head", strength=head.strength, feature_seconds=fitted - started, fit_seconds=now - fitted)
     outputs.logger.valid(validation_record(checkpoint_name(0), 0, 0.0, result, now - started))
     _save(session, result)
     return result
+
+
+def _fit_all(head: Head, train: Features, held: Features, classes: int) -> Head:
+    """Fit again on training and validation images: nothing is left to select."""
+    labels = torch.cat([torch.from_numpy(features.labels) for features in (train, held)])
+    return fit_head(torch.cat((train.values, held.values)), labels, classes, strength=head.strength)
 
 
 def _score(head: Head, features: Features) -> EvalResult:

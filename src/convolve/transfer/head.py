@@ -41,12 +41,18 @@ class Head:
     strength: float
 
 
-def fit_head(features: Tensor, labels: Tensor, classes: int, progress: Progress = ignore_progress) -> Head:
-    """Return the classifier of features [N, width] whose penalty generalizes best."""
+def fit_head(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    progress: Progress = ignore_progress,
+    strength: float | None = None,
+) -> Head:
+    """Return the classifier of features [N, width] with a penalty: the one that generalizes best if none is given."""
     mean, std = features.mean(0), features.std(0, correction=0).clamp_min(_MIN_STD)
     scaled = (features - mean) / std
     with _threads(1 if features.numel() * classes < _PARALLEL_PRODUCTS else torch.get_num_threads()):
-        strength = _choose_strength(scaled, labels, classes, progress)
+        strength = strength or _choose_strength(scaled, labels, classes, progress)
         weight, bias = _fit(scaled, labels, strength, _zeros(scaled, classes))
     weight = weight / std
     return Head(weight, bias - weight @ mean, strength)

@@ -22,6 +22,7 @@ SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
 LAYOUTS = {
     "single device": {"gradient_accumulation_count": 4},
     "2 replicas": {"replicas": 2, "gradient_accumulation_count": 2},
+    "4 replicas": {"replicas": 4},
     "2 replicas, sharded optimizer state": {"replicas": 2, "gradient_accumulation_count": 2, "rts": True},
     "2 replicas, batch-norm span of 2": {"replicas": 2, "bn_span": 2, "gradient_accumulation_count": 2},
     "2 replicas, clipping and EMA": {"replicas": 2, "clip_norm": 0.1, "ema_decay": 0.9, "optimizer": "lars"},

@@ -1,13 +1,13 @@
 """Sums over the processes of one host through shared memory.
 
 For a small model a message through a socket takes longer than the computation. Here every process has a slot in a
-mapped file. It writes its part and increments its round number. When all processes have reached the round, each of them
-adds all slots in the order of ranks, so all processes have the same bits. Two sets of slots alternate, so a fast
-process cannot overwrite what a slow one still reads.
+mapped file for each node of the summation tree that it can have. It writes its nodes and increments its round number.
+When all processes have reached the round, each of them adds all nodes in the tree, so all processes have the same bits.
+Two sets of slots alternate, so a fast process cannot overwrite what a slow one still reads.
 
-    process r, round t:  slots[t % 2][r] := part;  rounds[r] := t
+    process r, round t:  slots[t % 2][r] := nodes;  rounds[r] := t
                          wait until all rounds >= t
-                         sum := slots[t % 2][0] + ... + slots[t % 2][n - 1]
+                         sum := tree over slots[t % 2][0], ..., slots[t % 2][n - 1]
 
 A round starts only after the previous one is finished, so no process is ever two rounds ahead: it would have waited for
 the others in between.
@@ -22,44 +22,53 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from convolve.distributed.collectives import TIMEOUT, Collectives, CollectiveTimeout
+from convolve.distributed.node_sum import AddFn, is_plain_pair, sum_nodes
 from convolve.errors import ParallelError
+from convolve.summation import Node
 
 SPINS = 2000
 MAX_BYTES = 64 << 20
 
 
 class SharedMemoryAllReduce:
-    """Sums flat float32 tensors of up to `capacity` elements over two or more processes of one host."""
+    """Sums flat float32 tensors over two or more processes of one host.
 
-    def __init__(self, path: Path, rank: int, world: int, capacity: int) -> None:
+    `shape` is the number of tensors of a process and of their elements, at most.
+    """
+
+    def __init__(self, path: Path, rank: int, world: int, shape: tuple[int, int]) -> None:
         self._rank, self._world, self._round = rank, world, 0
         self._finish: Callable[[], None] = _noop
-        head, slots = 64 * world, 2 * world * capacity * 4
+        head, slots = 64 * world, 2 * world * shape[0] * shape[1] * 4
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), head + slots)
         # One cache line for each process: its round number and its process id.
         lines = np.frombuffer(memory, np.int64, 8 * world)
         self._rounds, self._pids = lines[::8], lines[1::8]
         self._pids[rank] = os.getpid()
-        self._slots = np.frombuffer(memory, np.float32, 2 * world * capacity, head).reshape(2, world, capacity)
+        values = np.frombuffer(memory, np.float32, slots // 4, head)
+        self._slots = values.reshape(2, world, *shape)
 
     @staticmethod
-    def create(path: Path, world: int, capacity: int) -> None:
+    def create(path: Path, world: int, shape: tuple[int, int]) -> None:
         """Create the file. One process calls this before the others open it."""
         with path.open("wb") as file:
-            os.truncate(file.fileno(), 64 * world + 2 * world * capacity * 4)
+            os.truncate(file.fileno(), 64 * world + 2 * world * shape[0] * shape[1] * 4)
 
-    def __call__(self, flat: Tensor) -> Callable[[], None]:
-        """Start to sum `flat` in place. The returned function waits for the sum, and so does the next call."""
+    def __call__(self, flats: list[Tensor], out: Tensor, nodes: list[list[Node]], add: AddFn) -> Callable[[], None]:
+        """Start to sum the nodes of all processes. The returned function waits for the sum, which is then in `out`, and
+        so does the next call."""
         self._finish()
         self._round += 1
         number = self._round
         # numpy: its calls cost a fraction of torch's, which matters for a small model.
-        local, slots = flat.numpy(), self._slots[number % 2, :, : flat.numel()]
-        slots[self._rank] = local
+        slots = self._slots[number % 2, :, :, : out.numel()]
+        for slot, flat in zip(slots[self._rank], flats, strict=False):
+            slot[:] = flat.numpy()
         self._rounds[self._rank] = number
 
         def finish() -> None:
@@ -67,9 +76,11 @@ class SharedMemoryAllReduce:
                 return  # finished by a later call
             self._finish = _noop
             self._wait(number)
-            np.add(slots[0], slots[1], out=local)
-            for rank in range(2, self._world):
-                np.add(local, slots[rank], out=local)
+            if is_plain_pair(nodes, add):
+                np.add(slots[0, 0], slots[1, 0], out=out.numpy())
+                return
+            values = [[torch.from_numpy(slot) for slot in replica] for replica in slots]
+            out.copy_(sum_nodes(values, nodes, add))
 
         self._finish = finish
         return finish
@@ -94,24 +105,25 @@ class SharedMemoryAllReduce:
                 raise ParallelError(f"rank {rank} exited; resume with `convolve restore`") from None
 
 
-def open_shared_memory(collectives: Collectives, capacity: int) -> SharedMemoryAllReduce | None:
-    """Return a sum over replicas of up to `capacity` elements, or None if they are on several hosts or too large.
+def open_shared_memory(collectives: Collectives, capacity: int, most_nodes: int) -> SharedMemoryAllReduce | None:
+    """Return a sum over replicas of up to `most_nodes` tensors of `capacity` elements for each, or None if replicas are
+    on several hosts or the tensors too large.
 
     Each stage has its file. Rank 0 creates their folder; both are deleted as soon as all processes have opened them.
     """
     topology = collectives.topology
     host = socket.gethostname()
     other_host = collectives.broadcast_str(host) != host
-    if collectives.any_rank(other_host or 8 * capacity * topology.replicas > MAX_BYTES):
+    if collectives.any_rank(other_host or 8 * capacity * most_nodes * topology.replicas > MAX_BYTES):
         return None
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     created = tempfile.mkdtemp(prefix="convolve-", dir=parent) if collectives.is_rank_zero else ""
     folder = Path(collectives.broadcast_str(created))
-    path = folder / f"stage-{topology.stage}"
+    path, shape = folder / f"stage-{topology.stage}", (most_nodes, capacity)
     if topology.replica == 0:
-        SharedMemoryAllReduce.create(path, topology.replicas, capacity)
+        SharedMemoryAllReduce.create(path, topology.replicas, shape)
     _barrier(collectives)
-    shared = SharedMemoryAllReduce(path, topology.replica, topology.replicas, capacity)
+    shared = SharedMemoryAllReduce(path, topology.replica, topology.replicas, shape)
     _barrier(collectives)
     if topology.replica == 0:
         path.unlink()

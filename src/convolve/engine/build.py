@@ -21,6 +21,8 @@ from convolve.data.catalog import dataset_info
 from convolve.data.transforms.normalize import Transform
 from convolve.distributed import gradient_sync, stop_votes
 from convolve.distributed.collectives import Collectives
+from convolve.distributed.gradient_sync import GradientSync
+from convolve.distributed.node_sum import SumLayout
 from convolve.distributed.partition import Partition, partition_model
 from convolve.engine.ema import ModelEMA
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
@@ -201,10 +203,9 @@ def build(
     objective = build_objective(config, user, len(data.dataset.classes))
     running = RunningMetrics(data.device, collectives, objective.metrics)
     metrics: Metrics = running if config.log.metrics else NullMetrics()
-    # The payload of a step: batch-norm statistics and the stop flag.
-    grad_sync = gradient_sync.build(collectives, state.model, len(NormStatistics(state.model).pending_sums) + 1)
-    offset = collectives.topology.replica * config.optim.batch_size if config.parallel.identical_replica_seeding else 0
-    context = PassContext(config.run.seed, numerics.execution, grad_sync, offset, partition.span)
+    grad_sync = _build_grad_sync(config, collectives, state)
+    identical = config.parallel.identical_replica_seeding
+    context = PassContext(config.run.seed, numerics.execution, grad_sync, identical, partition.span)
     optim, pipeline = config.resolved_optim(), partition.pipeline
     parts = StepParts(
         schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
@@ -221,6 +222,14 @@ def build(
         infer=partial(pipeline.infer, forward=partial(numerics.execution.forward, state.model)) if pipeline else None,
     )
     return state, parts
+
+
+def _build_grad_sync(config: Config, collectives: Collectives, state: TrainState) -> GradientSync:
+    replicas, optim = collectives.topology.replicas, config.optim
+    layout = SumLayout(replicas, optim.gradient_accumulation_count, config.parallel.bn_span, optim.batch_size)
+    # The payload of a step: batch-norm statistics and the stop flag.
+    payload_size = len(NormStatistics(state.model).pending_sums) + 1
+    return gradient_sync.build(collectives, state.model, payload_size, layout, state.execution)
 
 
 def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from convolve import rng
+from convolve import rng, summation
 from convolve.data.loader.loader import MicroBatch, StepBatch
 from convolve.distributed.batch_norm_span import BatchNormSpan, NoSpan
 from convolve.distributed.gradient_sync import GradientSync, NoSync
@@ -31,7 +31,7 @@ class ForwardBackwardFn(Protocol):
 
 @dataclass(frozen=True)
 class PassContext:
-    """Context of every pass; `sample_offset` makes replicas with identical seeding draw as if each were the first.
+    """Context of every pass; with `identical_seeding` every replica draws as if it were the first.
 
     `span` is that of the batch norms.
     """
@@ -39,16 +39,27 @@ class PassContext:
     seed: int
     execution: Execution = field(default_factory=PlainExecution)
     grad_sync: GradientSync = field(default_factory=NoSync)
-    sample_offset: int = 0
+    identical_seeding: bool = False
     span: BatchNormSpan | NoSpan = field(default_factory=NoSpan)
 
     @contextmanager
-    def micro_batch(self, batch: MicroBatch, count: int, step: int) -> Iterator[None]:
-        """Run the passes of one of `count` micro batches inside this context."""
-        first = batch.first - self.sample_offset
-        self.span.select(batch.number, count)
-        with rng.at(self.seed, step, first), self.execution.micro_batch(first):
+    def micro_batch(self, batch: MicroBatch, step_batch: StepBatch, step: int) -> Iterator[None]:
+        """Run the passes of a micro batch inside this context."""
+        first = batch.first - (step_batch.micro_batches[0].first if self.identical_seeding else 0)
+        self.span.select(batch.number, step_batch.count)
+        leaf = summation.at(summation.Leaf(batch.leaf, step_batch.count))
+        with leaf, rng.at(self.seed, step, first), self.execution.micro_batch(first):
             yield
+
+    def start_backward(self, batch: MicroBatch, step_batch: StepBatch) -> None:
+        """Prepare the sum of gradients for the backward pass of a micro batch."""
+        if batch is step_batch.micro_batches[-1]:
+            self.grad_sync.last_micro_batch(batch.leaf)
+
+    def end_backward(self, batch: MicroBatch, step_batch: StepBatch) -> None:
+        """Add the gradients of a micro batch to the sum; those of the last one are added when the step ends."""
+        if batch is not step_batch.micro_batches[-1]:
+            self.grad_sync.end_micro_batch(batch.leaf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +74,14 @@ class ForwardBackward:
     def run(self, batch: StepBatch, step: int, scale: float) -> None:
         context = self.context
         with context.execution.step_context(context.seed, step):
+            context.grad_sync.start(batch.leaves, batch.count)
             for micro_batch in batch.micro_batches:
-                if micro_batch is batch.micro_batches[-1]:
-                    context.grad_sync.last_micro_batch()
-                with context.micro_batch(micro_batch, batch.count, step):
+                context.start_backward(micro_batch, batch)
+                with context.micro_batch(micro_batch, batch, step):
                     logits = context.execution.forward(self.model, micro_batch.images)
                     loss = self.loss(logits, micro_batch.targets)
                     torch.autograd.backward(loss / (batch.used_samples / scale))
+                context.end_backward(micro_batch, batch)
                 self.metrics.update(loss.detach(), logits.detach(), micro_batch.labels)
 
 
@@ -96,13 +108,16 @@ class PipelineForwardBackward:
 
         @contextmanager
         def around(number: int, backward: bool) -> Iterator[None]:
-            if backward and number == len(micro_batches) - 1:
-                context.grad_sync.last_micro_batch()
-            with context.micro_batch(micro_batches[number], batch.count, step):
+            if backward:
+                context.start_backward(micro_batches[number], batch)
+            with context.micro_batch(micro_batches[number], batch, step):
                 yield
+            if backward:
+                context.end_backward(micro_batches[number], batch)
 
         # Replicas that wait for each other inside a pass must order their passes alike.
         lockstep = context.span.size > 1 and not batch.even
         images = [micro_batch.images for micro_batch in micro_batches]
+        context.grad_sync.start(batch.leaves, batch.count)
         with context.execution.step_context(context.seed, step):
             self.pipeline.train(images, forward, around, lockstep=lockstep)

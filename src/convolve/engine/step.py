@@ -56,12 +56,12 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     finite. If they are, clip them, update the weights under the rounding policy and the average of the weights.
     Otherwise the step is skipped and counted: position and schedule advance, weights do not change.
 
-    Returns the number of replicas that passed `stop`, still on the device.
+    Returns a number above 0 if a replica passed `stop`, still on the device.
     """
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
     parts.forward_backward.run(batch, state.step, state.scaler.scale)
-    statistics = NormStatistics(state.model)
-    norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.pending_sums, stop)
+    statistics = NormStatistics(state.model, batch.leaves, batch.count)
+    norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.rows, stop)
     check = state.scaler.unscale_(state.model, state.execution.overflowed())
     if check.finite:
         statistics.update_running_stats(norm_sums)
@@ -77,9 +77,13 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     return stop_votes
 
 
-def sync_gradients(grad_sync: GradientSync, statistics: Tensor, stop: bool) -> tuple[Tensor, Tensor]:
-    """Complete the gradients, and return the sums of the batch-norm statistics and of the stop flag over replicas."""
-    totals = grad_sync.finish(torch.cat((statistics, statistics.new_full((1,), stop))))
+def sync_gradients(grad_sync: GradientSync, statistics: list[Tensor], stop: bool) -> tuple[Tensor, Tensor]:
+    """Complete the gradients, and return the sums of the batch-norm statistics and of the stop flag over replicas.
+
+    The flag is counted once for each node that a replica contributes. A replica without a micro batch contributes
+    none; its flag counts in the next step.
+    """
+    totals = grad_sync.finish([torch.cat((row, row.new_full((1,), stop))) for row in statistics])
     return totals[:-1], totals[-1:]
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from convolve.device import accumulation_dtype
+from convolve.summation import Node, TreeSum, current_leaf
 
 
 class SpanSum(Protocol):
@@ -40,39 +41,43 @@ class StepStatistics(_BatchNorm):
     """A batch norm that sums the statistics of its micro batches, and updates its running statistics once per step."""
 
     accumulate_stats: bool
-    _seen: int
-    _passes: float
-    _sums: Tensor | None
+    _parts: dict[int, tuple[Tensor, int, float]]
 
     def start_accumulating(self) -> None:
         """Set the attributes that stock layers lack."""
         self.accumulate_stats = True
-        self._seen = 0
-        self._passes = 0.0
-        self._sums = None
+        self._parts = {}
 
     def _add_statistics(self, x: Tensor, statistics: Tensor, passes: float) -> None:
-        """Add mean and unbiased variance to the sums of this step."""
+        """Add mean and unbiased variance to the sums of this micro batch."""
         if self.accumulate_stats:
             # Not in place: autograd saves the statistics for the backward pass.
-            weighted = statistics * len(x)
-            self._sums = weighted if self._sums is None else self._sums.add_(weighted)
-            self._seen += len(x)
-            self._passes += passes
+            weighted, seen, leaf = statistics * len(x), len(x), current_leaf()
+            number = 0 if leaf is None else leaf.number
+            if number in self._parts:
+                sums, samples, before = self._parts[number]
+                weighted, seen, passes = sums.add_(weighted), samples + seen, before + passes
+            self._parts[number] = (weighted, seen, passes)
 
     @property
     def has_sums(self) -> bool:
         """True if this norm has run since the last step."""
-        return self._sums is not None
+        return bool(self._parts)
+
+    def take_part(self, leaf: int) -> Tensor:
+        """Return and reset the sums of a micro batch, as one flat tensor: means, variances, samples and passes."""
+        assert self.running_mean is not None, "statistics are tracked"
+        sums, seen, passes = self._parts.pop(leaf, (None, 0, 0.0))
+        if sums is None:
+            sums = self.running_mean.new_zeros(2, self.num_features)
+        # Filled on the device: a copy from the host would have to be waited for.
+        counts = (sums.new_full((1,), seen), sums.new_full((1,), passes))
+        return torch.cat((sums.flatten(), *counts))
 
     def take_sums(self) -> Tensor:
-        """Return and reset the sums since the last step, as one flat tensor: means, variances, samples and passes."""
-        assert self.running_mean is not None, "statistics are tracked"
-        sums = self.running_mean.new_zeros(2, self.num_features) if self._sums is None else self._sums
-        # Filled on the device: a copy from the host would have to be waited for.
-        counts = (sums.new_full((1,), self._seen), sums.new_full((1,), self._passes))
-        self._sums, self._seen, self._passes = None, 0, 0.0
-        return torch.cat((sums.flatten(), *counts))
+        """Return and reset the sums since the last step, outside of training all in one part."""
+        assert not self._parts or list(self._parts) == [0], "passes outside of a step have no leaf"
+        return self.take_part(0)
 
     def update_running_stats(self, sums: Tensor, momentum: float | None = None) -> None:
         """Update the running statistics by the sums over all replicas; momentum 1 replaces them.
@@ -168,20 +173,31 @@ class _SyncStatistics(torch.autograd.Function):
 class NormStatistics:
     """Sums that the batch norms of a model have collected since the last step; taking them resets the norms.
 
-    Replicas sum `pending_sums`, and each must update by the total. A skipped step updates nothing. Norms of frozen
-    blocks are in evaluation mode, collect nothing, and do not change.
+    `rows` are the nodes in which the sum over the micro batches of this replica, `leaves` of `count`, ends; by default
+    it has all of them in one. Replicas sum `rows`, and each must update by the total. A skipped step updates nothing.
+    Norms of frozen blocks are in evaluation mode, collect nothing, and do not change.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, leaves: range = range(1), count: int = 1) -> None:
         self._norms = [module for module in model.modules() if isinstance(module, StepStatistics)]
         self._seen = [norm.has_sums for norm in self._norms]
-        self._sums = [norm.take_sums() for norm in self._norms]
-        device = next(model.parameters()).device
-        self.pending_sums = torch.cat(self._sums) if self._sums else torch.empty(0, device=device)
+        self._sizes = [2 * norm.num_features + 2 for norm in self._norms]
+        device = next((parameter.device for parameter in model.parameters()), None)
+        tree = TreeSum[Tensor](count, lambda left, right, first: left.add_(right))
+        for leaf in leaves:
+            parts = [norm.take_part(leaf) for norm in self._norms]
+            tree.push(Node(leaf, 1), torch.cat(parts) if parts else torch.empty(0, device=device))
+        self.rows = tree.values
+
+    @property
+    def pending_sums(self) -> Tensor:
+        """The sums of a replica that runs all micro batches."""
+        (row,) = self.rows
+        return row
 
     def update_running_stats(self, total: Tensor) -> None:
         """Update all running statistics once, by the sums over all replicas."""
-        parts = torch.split(total, [len(part) for part in self._sums]) if self._sums else ()
+        parts = torch.split(total, self._sizes) if self._sizes else ()
         for norm, seen, part in zip(self._norms, self._seen, parts, strict=True):
             if norm.training:
                 (norm.update_running_stats if seen else norm.update_if_seen)(part)

@@ -161,6 +161,12 @@ class Emulator(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._round(results, rule, _Op(location, base_name(func), args), self.policy.grid, key)
         return results
 
+    def round_sum_(self, parameter: str, total: Tensor, added: Tensor, key: int | None) -> None:
+        """Round the sum of two gradients of a parameter; `key` is that of the micro batch of the added one."""
+        location = OpLocation("accumulation", True)
+        key = None if key is None else hash_key(key, location.layer, parameter)
+        self._round(total, RoundingRule.ROUND, _Op(location, "add", (total, added)), self.policy.grid, key)
+
     def _round(self, results: Any, rule: RoundingRule, op: _Op, grid: Grid, key: int | None) -> None:
         tensors = _tensors(results)
         first_only = rule is RoundingRule.ROUND_FIRST and not self.policy.half_norm_statistics

@@ -49,6 +49,13 @@ class Execution(Protocol):
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         """Run the model in this arithmetic and return its fp32 output. Outside of `micro_batch` this is evaluation."""
 
+    @property
+    def rounds_sums(self) -> bool:
+        """True if sums of gradients are rounded to the master format."""
+
+    def add_gradients_(self, names: list[str], left: list[Tensor], right: list[Tensor], first: int) -> None:
+        """Add gradients of parameters in place, to `left`; `first` is the first sample of the right ones."""
+
     def overflowed(self) -> bool:
         """Return whether a value left its format since the last call."""
 
@@ -61,6 +68,7 @@ class PlainExecution:
 
     policy = Policy()
     foldable = True
+    rounds_sums = False
 
     def install(self, model: nn.Module) -> None:
         pass
@@ -77,6 +85,9 @@ class PlainExecution:
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = model(x)
         return output
+
+    def add_gradients_(self, names: list[str], left: list[Tensor], right: list[Tensor], first: int) -> None:
+        torch._foreach_add_(left, right)
 
     def overflowed(self) -> bool:
         return False
@@ -231,6 +242,17 @@ class EmulatedExecution(_RoundedExecution):
         self.emulator.key = None
         with swapped_weights(self._weights.compute_copies(self.policy.grid, None)), self._rounding(PassTrace()):
             yield
+
+    @property
+    def rounds_sums(self) -> bool:  # type: ignore[override]
+        return self.policy.master is not FP32
+
+    def add_gradients_(self, names: list[str], left: list[Tensor], right: list[Tensor], first: int) -> None:
+        super().add_gradients_(names, left, right, first)
+        if self.rounds_sums:
+            key = hash_key(*self._step, first, "rounding") if self.policy.stochastic else None
+            for name, total, added in zip(names, left, right, strict=True):
+                self.emulator.round_sum_(name, total, added, key)
 
     def overflowed(self) -> bool:
         overflowed, self.emulator.overflowed = self.emulator.overflowed, False

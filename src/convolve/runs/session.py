@@ -141,7 +141,8 @@ class Session:
             self.best = start_from_head(self)
             self.early_stop = EarlyStopCallback.state_of(self.best)
         timer = Timer(step=state.step, samples=state.samples, previous_seconds=self.previous_seconds)
-        shard = ReplicaShard(self.collectives.topology.replica, self.collectives.topology.replicas)
+        topology = self.collectives.topology
+        shard = ReplicaShard(topology.replica, topology.replicas, config.parallel.bn_span)
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = self.loader.step_batches(config.run.seed, state.samples, *sizes, shard)
         with stop_on_signals(self.hooks.stop) as stop:

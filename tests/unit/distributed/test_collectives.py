@@ -16,10 +16,13 @@ from convolve.distributed.collectives import (
 )
 from convolve.distributed.gradient_sync import NoSync
 from convolve.distributed.gradient_sync import build as build_gradient_sync
+from convolve.distributed.node_sum import SumLayout, plain_add
 from convolve.distributed.optimizer_sharding import NoSharding
 from convolve.distributed.optimizer_sharding import build as build_sharding
 from convolve.distributed.shared_memory import MAX_BYTES, open_shared_memory
 from convolve.errors import ParallelError
+from convolve.numerics.execution import PlainExecution
+from convolve.summation import cover
 from thread_collectives import run_ranks
 
 
@@ -36,7 +39,7 @@ def test_collectives_of_a_single_process_return_their_input():
 
 def test_a_single_process_needs_no_sync_and_no_sharding():
     model = nn.Linear(2, 3)
-    assert isinstance(build_gradient_sync(SingleProcess(), model, 1), NoSync)
+    assert isinstance(build_gradient_sync(SingleProcess(), model, 1, SumLayout(), PlainExecution()), NoSync)
     assert isinstance(build_sharding(SingleProcess(), model), NoSharding)
     require_equal_weights(SingleProcess(), model)
     require_same_start(SingleProcess(), resolve("lenet-digits").config)
@@ -84,7 +87,8 @@ def test_shared_memory_sums_over_the_replicas_of_each_stage_and_leaves_no_file(t
 
     def add(collectives):
         flat = torch.full((3,), 10.0**collectives.topology.rank)
-        open_shared_memory(collectives, 3)(flat)()
+        nodes = [cover(range(replica, replica + 1), 2) for replica in range(2)]
+        open_shared_memory(collectives, 3, 1)([flat], flat, nodes, plain_add)()
         return flat.tolist()
 
     assert run_ranks(add, replicas=2, stages=2) == [[101.0] * 3, [1010.0] * 3] * 2
@@ -93,6 +97,6 @@ def test_shared_memory_sums_over_the_replicas_of_each_stage_and_leaves_no_file(t
 
 def test_no_rank_uses_shared_memory_if_one_stage_is_too_large_for_it():
     def open_one(collectives):
-        return open_shared_memory(collectives, MAX_BYTES if collectives.topology.stage else 1)
+        return open_shared_memory(collectives, MAX_BYTES if collectives.topology.stage else 1, 1)
 
     assert run_ranks(open_one, replicas=2, stages=2) == [None] * 4

@@ -13,6 +13,7 @@ from torch import nn
 
 from convolve.config.loading import build as make_config
 from convolve.data.loader.loader import MicroBatch, StepBatch
+from convolve.distributed.gradient_sync import NoSync
 from convolve.distributed.stop_votes import SummedVotes
 from convolve.engine.callbacks import IntervalTrigger, log_trigger, save_trigger
 from convolve.engine.loop import SIGNALS, StopRequest, fit, run_samples, samples_after_steps, stop_on_signals
@@ -122,17 +123,14 @@ def test_the_model_trains_even_if_it_was_evaluated_before():
 
 @pytest.mark.parametrize(("replicas", "stages"), [(2, 1), (1, 2), (2, 2)])
 def test_one_process_that_asks_to_stop_stops_all_after_the_same_step(replicas, stages):
-    class Sync:
+    class Sync(NoSync):
         """Sums the payload of a step over replicas."""
 
         def __init__(self, collectives):
             self.collectives = collectives
 
-        def last_micro_batch(self):
-            pass
-
         def finish(self, payload):
-            return self.collectives.sum_over_replicas(payload)
+            return self.collectives.sum_over_replicas(payload[0])
 
     def train(collectives):
         request = StopRequest()

@@ -11,6 +11,7 @@ from convolve.data.loader.loader import Loader
 from convolve.data.transforms.augment import NO_AUGMENT
 from convolve.data.transforms.normalize import Transform
 from convolve.distributed.collectives import SingleProcess
+from convolve.distributed.gradient_sync import NoSync
 from convolve.engine.evaluate import evaluate
 from convolve.engine.forward_backward import ForwardBackward, PassContext
 from convolve.engine.loop import StopRequest, fit
@@ -173,14 +174,12 @@ def test_a_transform_survives_its_checkpoint():
         Transform.from_json({"height": 3})
 
 
-class _TwoReplicas:
+class _TwoReplicas(NoSync):
     """Gradient sync with a peer that has the same gradients and statistics and never asks to stop."""
 
-    def last_micro_batch(self):
-        pass
-
     def finish(self, payload):
-        return payload + torch.cat((payload[:-1], torch.zeros(1)))
+        (row,) = payload
+        return row + torch.cat((row[:-1], torch.zeros(1)))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

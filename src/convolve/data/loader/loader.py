@@ -2,14 +2,14 @@
 
 A position in training is one integer, the number of samples seen. Each step consumes a global batch: consecutive
 samples of the epoch's permutation, never across the end of an epoch, so the last global batch of an epoch may be short.
-Of its micro batches, replica r of n runs number r, r + n and so on. Augmentation is keyed by (seed, epoch, sample) and
+Its micro batches are divided among replicas (`ReplicaShard`). Augmentation is keyed by (seed, epoch, sample) and
 mixing by the position in the global batch, so a sample does not depend on micro batches, replicas or workers.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,14 +37,32 @@ PendingPixels = Callable[[], Fetched]
 
 @dataclass(frozen=True)
 class ReplicaShard:
-    """The micro batches of each step that one replica runs: every `count`-th, from `index` on."""
+    """The micro batches of each step that replica `index` of `count` runs.
+
+    Without a batch-norm span they are consecutive. A span of s joins micro batches k s to k s + s - 1, which run on s
+    neighboring replicas at the same time, and such a group of replicas runs consecutive spans. The gradients of a step
+    are summed in a tree (`convolve.summation`) whose leaves are its micro batches, ordered by their place in the span,
+    then by number. So those of a replica are consecutive leaves in any layout, and a micro batch is the same leaf in
+    every layout.
+    """
 
     index: int = 0
     count: int = 1
+    span: int = field(default=1, repr=False)
 
     def numbers(self, micro_batches: int) -> range:
         """Return the numbers of the micro batches of this replica in a step that has so many."""
-        return range(self.index, micro_batches, self.count)
+        group, place = divmod(self.index, self.span)
+        groups, spans = self.count // self.span, -(-micro_batches // self.span)
+        first, last = (-(-spans * bound // groups) for bound in (group, group + 1))
+        return range(first * self.span + place, min(last * self.span, micro_batches), self.span)
+
+    def leaves(self, micro_batches: int) -> range:
+        """Return the leaves of the micro batches of this replica."""
+        numbers, place = self.numbers(micro_batches), self.index % self.span
+        before = sum(-(-(micro_batches - other) // self.span) for other in range(place))
+        first = before + numbers.start // self.span
+        return range(first, first + len(numbers))
 
 
 WHOLE = ReplicaShard()
@@ -53,13 +71,15 @@ WHOLE = ReplicaShard()
 @dataclass(frozen=True)
 class MicroBatch:
     """One micro batch. Accuracy is computed against `labels`, the loss against `targets`, which are mixed if the images
-    are. `first` is the position of the first sample in the global batch, `number` that of the micro batch."""
+    are. `first` is the position of the first sample in the global batch, `number` that of the micro batch, and `leaf`
+    that of its gradient in the sum."""
 
     images: Tensor
     labels: Tensor
     first: int
     mixed: Targets | None = None
     number: int = 0
+    leaf: int = 0
 
     @property
     def targets(self) -> Targets:
@@ -71,6 +91,7 @@ class StepBatch:
     """The micro batches of one step that this replica runs; `global_samples` counts the samples of all replicas.
 
     `count` is the number of micro batches of all replicas; `even` is False if replicas have different numbers or sizes.
+    `leaves` are those of this replica in the sum of gradients, also of micro batches without a readable sample.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -78,6 +99,7 @@ class StepBatch:
     skipped_samples: int = 0
     count: int = 1
     even: bool = True
+    leaves: range = range(1)
 
     @property
     def used_samples(self) -> int:
@@ -162,14 +184,15 @@ class Loader:
         plan = self._mixing.plan(len(rows), (rng.seed, rng.epoch, int(rows[0])))
         count = -(-len(rows) // micro_batch_size)
         micro_batches = []
-        for number in shard.numbers(count):
+        leaves = shard.leaves(count)
+        for number, leaf in zip(shard.numbers(count), leaves, strict=True):
             first = number * micro_batch_size
             positions = np.arange(first, min(first + micro_batch_size, len(rows)))
             fetched = np.concatenate((positions, plan.partners(positions)))
             pixels = self._fetcher.start(rows[fetched], rng)
-            micro_batches.append(_PendingMicroBatch(number, positions, fetched, pixels))
+            micro_batches.append(_PendingMicroBatch(number, leaf, positions, fetched, pixels))
         even = len(rows) % (micro_batch_size * shard.count) == 0
-        return _PendingStep(rows, micro_batches, plan, count, even)
+        return _PendingStep(rows, micro_batches, plan, count, even, leaves)
 
     def _finish(self, step: "_PendingStep") -> StepBatch:
         started = time.perf_counter()
@@ -178,19 +201,19 @@ class Loader:
         planned = sum(len(pending.positions) for pending in step.micro_batches)
         skipped = planned - sum(len(batch.labels) for batch in batches)
         readable = tuple(batch for batch in batches if len(batch.labels))
-        return StepBatch(readable, len(step.rows), skipped, step.count, step.even)
+        return StepBatch(readable, len(step.rows), skipped, step.count, step.even, step.leaves)
 
     def _mix(self, step: "_PendingStep", pending: "_PendingMicroBatch") -> MicroBatch:
         """Finish one micro batch: its samples come first among the fetched ones, their mixing partners after them."""
-        positions, fetched = pending.positions, pending.fetched
+        positions, fetched, place = pending.positions, pending.fetched, (pending.number, pending.leaf)
         pixels, kept, labels = pending.pixels()
         images = self._normalize(pixels)
         labels = self._labels_of(step.rows[fetched[kept]], labels)
         if len(kept) < len(fetched):  # one could not be read: train on this micro batch unmixed
             count = int((kept < len(positions)).sum())
-            return MicroBatch(images[:count], labels[:count], int(positions[0]), number=pending.number)
+            return MicroBatch(images[:count], labels[:count], int(positions[0]), None, *place)
         images, targets = step.plan.apply(images, labels, positions, fetched)
-        return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets, pending.number)
+        return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets, *place)
 
     def _plain(self, rows: Indices, fetch: PendingPixels) -> MicroBatch:
         pixels, kept, labels = fetch()
@@ -211,6 +234,7 @@ class _PendingMicroBatch:
     """Positions in the global batch of its samples, and of all that are fetched for it: samples, then partners."""
 
     number: int
+    leaf: int
     positions: Indices
     fetched: Indices
     pixels: PendingPixels
@@ -223,3 +247,4 @@ class _PendingStep:
     plan: MixPlan
     count: int
     even: bool
+    leaves: range

@@ -1,0 +1,65 @@
+"""Sums over the nodes that replicas contribute to the tree of a step (`convolve.summation`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from torch import Tensor
+
+from convolve.data.loader.loader import ReplicaShard
+from convolve.summation import Node, TreeSum, cover
+
+AddFn = Callable[[Tensor, Tensor, int], Tensor]
+"""Returns the sum of two flat tensors, given the first leaf of the second one; overwrites neither."""
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """How the micro batches of a step, at most `accumulation` for each replica, are divided among replicas."""
+
+    replicas: int = 1
+    accumulation: int = 1
+    span: int = 1
+    micro_batch_size: int = 1
+
+    def nodes(self, count: int) -> list[list[Node]]:
+        """Return the nodes that each replica contributes to a step of `count` micro batches."""
+        return _list_nodes(self.replicas, self.span, count)
+
+    @cached_property
+    def most_nodes(self) -> int:
+        """The largest number of nodes of a replica in any step."""
+        counts = range(1, self.replicas * self.accumulation + 1)
+        return max(len(nodes) for count in counts for nodes in self.nodes(count))
+
+    def first_sample(self, leaf: int, count: int) -> int:
+        """Return the position in the global batch of the first sample of a leaf."""
+        order = sorted(range(count), key=lambda number: (number % self.span, number))
+        return order[leaf] * self.micro_batch_size
+
+
+@lru_cache(maxsize=1024)
+def _list_nodes(replicas: int, span: int, count: int) -> list[list[Node]]:
+    shards = [ReplicaShard(replica, replicas, span) for replica in range(replicas)]
+    return [cover(shard.leaves(count), count) for shard in shards]
+
+
+def plain_add(left: Tensor, right: Tensor, first: int) -> Tensor:
+    """Add without rounding to another format."""
+    return left + right
+
+
+def is_plain_pair(nodes: Sequence[Sequence[Node]], add: AddFn) -> bool:
+    """Return whether two replicas have one node each: a single addition, which has no order."""
+    return add is plain_add and [len(replica) for replica in nodes] == [1, 1]
+
+
+def sum_nodes(values: Sequence[Sequence[Tensor]], nodes: Sequence[Sequence[Node]], add: AddFn) -> Tensor:
+    """Return the sum of the nodes of all replicas; a replica may have more values than nodes."""
+    leaves = max(first + size for replica in nodes for first, size in replica)
+    pairs = [pair for replica in zip(nodes, values, strict=True) for pair in zip(*replica, strict=False)]
+    tree = TreeSum[Tensor](leaves, add)
+    for node, value in sorted(pairs, key=lambda pair: pair[0]):
+        tree.push(node, value)
+    (total,) = tree.values
+    return total

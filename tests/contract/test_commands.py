@@ -22,11 +22,11 @@ def call(capsys, *arguments):
 
 
 def fail(capsys, *arguments):
-    """Return the exit code and the message of a command that must fail with one line."""
+    """Return the exit code and the message of a command that must fail with one line, and maybe a corrected command."""
     with pytest.raises(SystemExit) as caught:
         main([str(word) for word in arguments])
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
+    error, _, corrected = capsys.readouterr().err.partition("convolve: corrected command: ")
+    assert error.count("\n") == 1 and corrected.count("\n") <= 1, error
     assert error.startswith(("convolve: ", "convolve "))
     return caught.value.code, error.removeprefix("convolve: ").rstrip("\n")
 

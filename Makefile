@@ -9,7 +9,7 @@ DOCS := $(VENV)/docs
 MINUTES ?= 60
 SECONDS ?= 60
 
-.PHONY: setup train test coverage check bench accuracy faults fuzz sanitize soak zoo audit sbom docs clean
+.PHONY: setup lock train test coverage check bench accuracy faults fuzz sanitize soak zoo audit sbom docs clean
 
 setup: $(READY)
 
@@ -21,8 +21,17 @@ $(READY): pyproject.toml
 	touch $@
 
 $(READY_DEV): pyproject.toml $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@if $(BIN)/python .ci/lock.py applies; then \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
+	else \
+	  echo "requirements.lock is for another system or Python: installing the newest versions"; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
+	fi
 	touch $@
+
+# Resolve the newest versions for development and store them with their hashes.
+lock: $(READY)
+	$(BIN)/python .ci/lock.py write $(BIN)/python
 
 train: $(READY)
 	$(BIN)/convolve train

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from convolve.config.options import Options
     from convolve.engine.loop import StopRequest
     from convolve.engine.user_code import UserCode
+    from convolve.recipes.photos import PhotoPlan
     from convolve.runs.results import TrainReport
 
 DEFAULT_CONFIG = "lenet-mnist"
@@ -78,14 +79,15 @@ def train(
         from convolve.engine.user_code import NO_USER_CODE
 
         user = read_user_code(data, model, loss, metrics, base=NO_USER_CODE)
-        resolved = read_config(data, model, config, given)
+        plan = plan_folder(data, given, console) if model is None and config is None else None
+        resolved = read_config(data, model, config, given) if plan is None else plan.config
         user = replace(open_registered_data(user, resolved), strict=resolved.run.strict)
         resolved = complete_config(resolved, user)
         check_data(resolved, user)
         return _run(
             user,
             CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
-            lambda tracked, stop: _train(resolved, user, tracked, stop),
+            lambda tracked, stop: _train(resolved, user, tracked, stop, plan),
         )
 
 
@@ -116,11 +118,14 @@ def resume_run(
         )
 
 
-def _train(config: Config, user: UserCode, console: CallbackConsole, stop: StopRequest) -> TrainReport:
+def _train(
+    config: Config, user: UserCode, console: CallbackConsole, stop: StopRequest, plan: PhotoPlan | None
+) -> TrainReport:
     from convolve.runs import session as runs
 
     if not _needs_processes(config):
-        return runs.train(config, console, user, runs.Hooks(stop, console.state))
+        recipe = None if plan is None else plan.to_json()
+        return runs.train(config, console, user, runs.Hooks(stop, console.state), recipe)
     from convolve.api.ranks import Job, encode, run_ranks
     from convolve.runs.folder import reserve_run_dir
 
@@ -211,6 +216,22 @@ def read_config(
         return Config.read(config).replace(**given)
     base = config or (None if model is not None else DEFAULT_CONFIG)
     return resolve(base, None, given).config
+
+
+def plan_folder(data: Source | None, options: dict[str, Any], console: Console) -> PhotoPlan | None:
+    """Return the plan that the recipe for photos chooses for a folder, as `convolve train PHOTOS`; else None."""
+    folder = locate(data).folder
+    if folder is None:
+        return None
+    from convolve.recipes.photos import find_photos, plan_photos
+
+    photos = find_photos(folder, console)
+    if photos is None:
+        return None
+    plan = plan_photos(folder, photos, {_option(name): value for name, value in options.items()}, console)
+    for line in plan.lines:
+        console.info(line)
+    return plan
 
 
 def _option(name: str) -> str:

@@ -20,7 +20,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(READY_DEV): pyproject.toml $(READY)
+$(READY_DEV): pyproject.toml requirements.lock $(READY)
 	@if $(BIN)/python .ci/lock.py applies; then \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
 	else \

@@ -21,6 +21,7 @@ from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.checkpoint.store import load
 from convolve.cli import train
 from convolve.cli.command import read_config
+from convolve.compat.options import RejectedOptions
 from convolve.config.loading import load_entries, parse, resolve, shipped
 from convolve.data.image_io import decode_image
 from convolve.data.readers import tfrecord
@@ -321,6 +322,7 @@ def attempt(target: Target, data: bytes) -> bool:
     try:
         target(data)
     except ConvolveError as error:
-        assert len(str(error).splitlines()) <= 1 and len(str(error)) < 8000, str(error)[:300]
+        one_line = len(str(error).splitlines()) <= 1 or isinstance(error, RejectedOptions)
+        assert one_line and len(str(error)) < 8000, str(error)[:300]
         return False
     return True

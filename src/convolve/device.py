@@ -281,7 +281,7 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     import torch
 
-    if device.type != "cpu":
+    if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)
 
 

@@ -251,7 +251,7 @@ def accuracy(outputs, targets):
             r"loss wrong_shape: returned shape \(2, 2\) for 2 samples; return one value per sample",
         ),
         ({"loss": WithParameters()}, "loss WithParameters: has parameters, which would not be trained"),
-        ({"loss": "focul"}, "focul: unknown loss"),
+        ({"loss": "focul"}, "loss focul: unknown name; register it with"),
         ({"loss": focal, "label_smoothing": 0.1}, "label_smoothing=0.1: applies to the built-in cross-entropy only"),
         ({"metrics": [wrong_shape]}, r"metric wrong_shape: returned shape \(2, 2\) for 2 samples"),
         ({"metrics": [wrong_signature]}, "metric wrong_signature: failed for outputs"),

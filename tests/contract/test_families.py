@@ -65,7 +65,7 @@ def test_options_of_the_original_systems_are_understood(old, new):
         ),
         (["train", "--lr-schedule", "cosin"], "did you mean cosine"),
         (["train", "--learning-rate", "1", "--base-learning-rate-exponent", "-6"], "exclude each other; omit one"),
-        (["train", "--lr-epoch-decay", "30"], "drops are fractions of the run"),
+        (["train", "--lr-epoch-decay", "30"], "must be epochs at which the rate drops"),
         (["train", "--weight-avg-n", "2", "--no-checkpoints"], "averages need checkpoints"),
         (["average", "nowhere", "--mode", "mean"], "no such folder"),
         (["average", "nowhere", "--mode", "mean", "-N", "0"], "-N 0: must be at least 1"),

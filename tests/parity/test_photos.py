@@ -3,6 +3,7 @@
 import csv
 import shutil
 import signal
+from importlib import import_module
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
 
 def test_without_a_compiler_the_weights_are_the_same(photos, tmp_path, monkeypatch):
     session.train(photo_config(photos, "folder", tmp_path / "native"), SilentConsole())
-    monkeypatch.setattr("convolve.data.loader.decoder.resize", resize_by_torch)
+    monkeypatch.setattr(import_module("convolve.data.loader.decoder"), "resize", resize_by_torch)
     session.train(photo_config(photos, "folder", tmp_path / "torch"), SilentConsole())
     assert weights_hash(tmp_path / "native") == weights_hash(tmp_path / "torch")
 

@@ -83,19 +83,18 @@ def prepare(
     workers: int | None = None,
 ) -> Prepared:
     """Store the images of a folder in a faster format: tar shards, or raw pixels."""
-    for name, value, low, high in (
-        ("image_size", image_size, 1, 4096),
-        ("quality", quality, 1, 100),
-        ("shard_samples", shard_samples, 1, 1_000_000),
-    ):
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{name}={value}: must be {low} to {high}")
-    with session():
+    with session(), open_progress(None) as console:
         from convolve.data.prepare import PrepareOptions, prepare_images
-        from convolve.loggers.base import SilentConsole
 
+        for flag, value, low, high in (
+            ("--image-size", image_size, 1, 4096),
+            ("--quality", quality, 1, 100),
+            ("--shard-samples", shard_samples, 1, 1_000_000),
+        ):
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{flag} {value}: must be {low} to {high}")
         how = PrepareOptions(format, image_size, quality, shard_samples)
-        return prepare_images(Path(source), Path(target), how, workers, SilentConsole().progress)
+        return prepare_images(Path(source), Path(target), how, workers, console.progress)
 
 
 def open(source: Source, *, classes: Sequence[str] | None = None, **options: Unpack[DataOptions]) -> Dataset[Reader]:

@@ -191,6 +191,8 @@ def sweep(
         raise ConfigError("sweep: the grid is empty; give values such as {'learning_rate': [0.01, 0.1]}")
     if isinstance(model, nn.Module):
         raise ConfigError("sweep: a module would be trained repeatedly; give its class, or a function that makes it")
+    if options.get("run_dir") is not None and math.prod(map(len, grid.values())) > 1:
+        raise ConfigError(f"--run-dir {options['run_dir']}: a sweep makes several run folders; give --log-dir FOLDER")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if draws is not None:
         from convolve.rng import epoch_permutation

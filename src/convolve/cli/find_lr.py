@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps from low to high [100]")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the loss over the learning rate")
     add_config_flags(parser)
-    options = parser.parse(translate(argv))
+    options = parser.parse(translate(argv, reserved=("steps",)))
     config = read_config(options)
     convolve.prepare()
     curve = convolve.find_lr(config=config, low=options.low, high=options.high, steps=options.steps)

@@ -185,27 +185,28 @@ def translate(
     given = split_options(arguments)
     names = {**familiar.RENAMED, **RENAMED}
     refused = {**familiar.ANSWERED, **REFUSED}
+    kept = [(name, words) for name, words in given if name in reserved]
+    given = [(name, words) for name, words in given if name not in reserved]
     groups = [(names.get(name, name) if name else None, words) for name, words in given]
-    rejected = {f"--{name}": refused[name] for name, _ in groups if name in refused and name not in reserved}
+    rejected = {f"--{name}": refused[name] for name, _ in groups if name in refused}
     groups = [(name, words) for name, words in groups if f"--{name}" not in rejected]
     groups = add_defaults(groups, given, notify)
     for combine in COMBINATIONS:
         groups = combine(groups)
     for line in (EXPLAINED[name] for name, _ in groups if name in EXPLAINED):
         notify(line)
-    result = [word for name, words in groups for word in _translate_group(name, words, reserved)]
+    result = [word for name, words in groups for word in _translate_group(name, words)]
+    result += [word for name, words in kept for word in (f"--{name}", *words)]
     if rejected:
         raise RejectedOptions(rejected, arguments, result)
     return result
 
 
-def _translate_group(name: str | None, words: list[str], reserved: Container[str]) -> list[str]:
+def _translate_group(name: str | None, words: list[str]) -> list[str]:
     if name is None:
         return words
     if name in EXPLAINED:
         return []
-    if name in reserved:
-        return [f"--{name}", *words]
     replaced = {**familiar.REPLACED, **REPLACED}
     if name in replaced:
         return replaced[name] + words

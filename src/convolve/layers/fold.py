@@ -15,6 +15,7 @@ folded.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import TypeGuard, TypeVar
 
@@ -47,7 +48,8 @@ class _Graph:
             self.nodes = []
         self._calls = Counter(node.target for node in self.nodes if node.op == "call_module")
         # Layers whose weights are also used directly, as in `functional.conv2d(x, self.conv.weight)`.
-        self._calls.update(str(node.target).rpartition(".")[0] for node in self.nodes if node.op == "get_attr")
+        used = _find_used(self.nodes)
+        self._calls.update(str(node.target).rpartition(".")[0] for node in used if node.op == "get_attr")
 
     def module(self, node: fx.Node | None) -> nn.Module | None:
         """Return the module of a node, if it is called only there."""
@@ -63,6 +65,15 @@ class _Graph:
     def user(self, node: fx.Node) -> fx.Node | None:
         """Return the only node that uses the output."""
         return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _find_used(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that the output depends on; others only inspect a tensor, such as the shape of a weight."""
+    used = set[fx.Node]()
+    for node in reversed(nodes):
+        if node.op == "output" or not used.isdisjoint(node.users):
+            used.add(node)
+    return used
 
 
 def fold_batch_norms(model: ModuleT) -> ModuleT:

@@ -111,7 +111,7 @@ def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any
     plan = plan or _from_scratch(given, count)
     config = plan.config.model_copy(update={"name": run_name(folder)})
     split = f"{len(photos.test):,} to {'test' if has_test else 'validate'}"
-    first = f"{folder}: {len(photos.train):,} photos of {len(photos.classes)} classes to train, {split}"
+    first = f"{folder.name}: {len(photos.train):,} photos of {len(photos.classes)} classes to train, {split}"
     facts = {"photos": str(folder), "training_photos": len(photos.train), "test_photos": len(photos.test)}
     plan = replace(plan, config=config, lines=(first, *plan.lines), facts=facts)
     return _fit_budget(plan, photos, count) if config.optim.minutes is not None else plan
@@ -154,7 +154,7 @@ def _fine_tune(given: dict[str, Any], count: int, console: Console) -> PhotoPlan
         console.info(f"training from random weights, since {to_one_line(error)}")
         return None
     optim = config.optim
-    tune = f"then fine-tune all layers for up to {optim.epochs:g} epochs while validation improves"
+    tune = f"then fine-tune for up to {optim.epochs:g} epochs"
     lines = (
         f"model: {config.model.model} at {config.data.image_size} pixels with ImageNet weights"
         + (", the fastest on a CPU" if "model" not in given and target.type == "cpu" else ""),

@@ -59,6 +59,9 @@ CASES = [
     ("train --restore-path runs/a", "--restore-path is not offered: resume a run with `convolve restore RUN`"),
     ("validate runs/a --batch-size 0", "--batch-size 0: must be at least 1"),
     ("validate runs/a --latency", "--latency is not offered by convolve validate: measure mean, p50, p99"),
+    ("cache remove", "cache remove: give either names or --all"),
+    ("find-lr --steps 0", "low=1e-06, high=1, steps=0: need"),
+    ("sweep", "convolve sweep: the following arguments are required: --grid"),
     ("align --policies 32.32", "--policies: needs at least two, the reference first, for example 32.32 16.16"),
 ]  # fmt: skip
 

@@ -38,6 +38,8 @@ CASES = {
     "bench infer": ("bench", "infer", "RUN", "--variants", "eager", "--batch-sizes", "1", "--seconds", "0.01"),
     "plan": ("plan", "lenet-digits", "--device-flops", "1e12"),
     "cache": ("cache",),
+    "find-lr": ("find-lr", *DIGITS, "--steps", "12"),
+    "sweep": ("sweep", "--grid", "seed=0,1", *DIGITS, "--iterations", "2", "--log-dir", "NEW"),
     "describe": ("describe",),
     "describe NAME": ("describe", "lenet-bn"),
     "describe --schedule": ("describe", "lenet-digits", "--schedule"),

@@ -67,7 +67,8 @@ class _Depthwise(torch.autograd.Function):
         kernel, g, sizes = binding.require(load()), dense(gradients[0]), _sizes(x, weight, ctx.stride)
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         taps = _by_tap(weight)
-        dw, threads = torch.empty_like(taps), torch.get_num_threads()
+        # Zeros: an empty batch adds nothing to them.
+        dw, threads = torch.zeros_like(taps), torch.get_num_threads()
         scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
         kernel.backward(sizes, *addresses(x, taps, g, dx, dw, scratch), threads, kernel.parallel)
         return dx, dw.T.reshape(weight.shape), None

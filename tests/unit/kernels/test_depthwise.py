@@ -75,6 +75,13 @@ def test_memory_of_another_layout_is_understood():
     assert all(map(torch.equal, expected, found))
 
 
+def test_an_empty_batch_has_gradients_of_zeros():
+    x = torch.empty(0, 32, 5, 5, requires_grad=True)
+    weight = torch.rand(32, 1, 3, 3, requires_grad=True)
+    convolve(x, weight, 1).sum().backward()
+    assert x.grad.shape == x.shape and torch.equal(weight.grad, torch.zeros_like(weight))
+
+
 def test_a_frozen_input_has_no_gradient():
     x, weight = draw(2, 16, 6, 6, 5)
     weight.requires_grad_()

@@ -64,11 +64,12 @@ class _Depthwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        if not len(x):  # the kernel sums over images, starting with the first
+            return torch.zeros_like(x), torch.zeros_like(weight), None
         kernel, g, sizes = binding.require(load()), dense(gradients[0]), _sizes(x, weight, ctx.stride)
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         taps = _by_tap(weight)
-        # Zeros: an empty batch adds nothing to them.
-        dw, threads = torch.zeros_like(taps), torch.get_num_threads()
+        dw, threads = torch.empty_like(taps), torch.get_num_threads()
         scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
         kernel.backward(sizes, *addresses(x, taps, g, dx, dw, scratch), threads, kernel.parallel)
         return dx, dw.T.reshape(weight.shape), None

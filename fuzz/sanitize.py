@@ -35,8 +35,9 @@ def run_shapes(sanitizer: str, width: int, shapes: int) -> None:
     assert isinstance(threads, build.Library), threads
     build.torch_threads = lambda: ctypes.cast(threads.handle.parallel, ctypes.c_void_p).value
 
-    import targets
     import torch
+
+    import targets
 
     # Torch itself uses one thread; its own barriers are invisible to ThreadSanitizer.
     torch.set_num_threads(1)

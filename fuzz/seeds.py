@@ -20,13 +20,12 @@ from safetensors.torch import save
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 
-from targets import checkpoint_files, scratch  # noqa: E402
-
 from cifar_files import old_pickle  # noqa: E402
 from convolve.checkpoint.manifest import encode_manifest  # noqa: E402
 from convolve.config.loading import dump, resolve  # noqa: E402
 from convolve.data.readers.mnist import pack_idx  # noqa: E402
 from record_files import imagenet_example, write_records  # noqa: E402
+from targets import checkpoint_files, scratch  # noqa: E402
 
 CORPUS = Path(__file__).parent / "corpus"
 PIXELS = np.arange(2 * 6 * 5, dtype=np.uint8).reshape(2, 6, 5) * 4

@@ -17,8 +17,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -186,6 +186,19 @@ def available() -> list[str]:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ["cpu"] if accelerator is None else [accelerator.type, "cpu"]
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Use this many CPU threads inside the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def configure(threads: int | None, *, deterministic: bool = True) -> None:

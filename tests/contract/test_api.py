@@ -432,7 +432,7 @@ class Recorder:
         raise LookupError("recorded")
 
 
-VERBS = {
+CALLS = {
     "train": ("train", "--epochs 1 --dataset digits", {"config", "progress"}),
     "report": ("report", "runs/x", {"output", "progress"}),
     "doctor": ("doctor", "", {"progress"}),
@@ -446,17 +446,13 @@ AVERAGE_OPTIONS = {"count", "decay", "discard_last", "statistics", "filename", "
 METHODS = {
     "validate": ("validate", "runs/x --batch-size 3", {"batch_size", "progress"}),
     "export": ("export", "runs/x --format pt2", {"output", "int8", "progress"}),
-    "average": (
-        "average",
-        "runs/x --mode mean",
-        {"count", "decay", "discard_last", "statistics", "filename", "progress"},
-    ),
+    "average": ("average", "runs/x --mode mean", AVERAGE_OPTIONS),
 }
 
 
-@pytest.mark.parametrize("command", VERBS)
+@pytest.mark.parametrize("command", CALLS)
 def test_a_verb_calls_its_function_once_and_prints_what_it_returns(command, monkeypatch):
-    function, words, options = VERBS[command]
+    function, words, options = CALLS[command]
     recorder = Recorder()
     monkeypatch.setattr(convolve, function, recorder)
     with pytest.raises(LookupError, match="recorded"):

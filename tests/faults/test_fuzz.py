@@ -4,6 +4,7 @@ import json
 import random
 import struct
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,18 +50,7 @@ def is_understood(act):
 
 # YAML
 
-SEED = """mine:
-  base: lenet-digits
-  summary: a config
-  also: [other, names]
-  batch-size: 32
-  learning-rate: 0.01
-  color-jitter: [0.1, 0.2, 0.3]
-  lr-schedule: cosine
-yours:
-  base: mine
-  epochs: 3
-"""
+SEED = (Path(__file__).parents[2] / "fuzz" / "corpus" / "config" / "two").read_text()
 PIECES = ["\n", ": ", "- ", "  ", "[", "]", "{", "}", "&a ", "*a", "!!python/name:os.system ", "!!binary x", "<<: "]
 PIECES += ["base: mine", "base: 3", "also: 7", "also: {a: b}", "summary: [1]", "? ", "%YAML 9.9\n", "---\n", "\t", "'"]
 PIECES += ['"', "|", ">", "#", "@", "`", "\x00", "\x1b", "\u202e", "\ud800", "batch-size: [1, 2]", "model: {}"]

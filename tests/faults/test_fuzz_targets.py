@@ -5,16 +5,14 @@
 
 import os
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
-FUZZ = Path(__file__).parents[2] / "fuzz"
-sys.path.insert(0, str(FUZZ))
-from mutations import mutate  # noqa: E402
-from targets import TARGETS, attempt, remove_scratch  # noqa: E402
+from mutations import mutate
+from targets import TARGETS, attempt, remove_scratch
 
+FUZZ = Path(__file__).parents[2] / "fuzz"
 ROUNDS = 700 if "FAULTS_COMPLETE" in os.environ else 12
 SEEDS = {target: [path.read_bytes() for path in sorted((FUZZ / "corpus" / target).iterdir())] for target in TARGETS}
 

@@ -7,18 +7,15 @@ import os
 import random
 import re
 import socket
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from forked_commands import Running
+from mutations import mutate
 
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "fuzz"))
-from mutations import mutate
 
 ROUNDS = 2000 if "FAULTS_COMPLETE" in os.environ else 60
 

@@ -32,10 +32,10 @@ def open_console(as_json: bool = False, *, by_epoch: bool = False) -> Iterator[T
     `by_epoch` prints one line for each epoch instead of every log point.
     """
     # Imported here because commands without training do not need it.
-    from convolve.cli.epoch_lines import EpochPlain, EpochTerminal
+    from convolve.cli.epoch_lines import EpochLines
 
-    terminal, plain = (EpochTerminal, EpochPlain) if by_epoch else (TerminalConsole, PlainConsole)
-    console = terminal() if sys.stdout.isatty() and not as_json else plain()
+    lines = EpochLines() if by_epoch else None
+    console = TerminalConsole(lines) if sys.stdout.isatty() and not as_json else PlainConsole(lines)
     try:
         yield console
     finally:

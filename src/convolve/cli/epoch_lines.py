@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
 from convolve.loggers.streams import print_line
-from convolve.loggers.terminal import PlainConsole, TerminalConsole
+from convolve.loggers.terminal import RunLines
 from convolve.run_files import REPORT_FILE
 
 if TYPE_CHECKING:
     from convolve.runs.results import TrainReport
 
-_DEVIATIONS = 1.96  # of a normal distribution: 95 %
+_Z_SCORE = 1.96  # 95 % of a normal distribution
 
 
-class EpochLines:
+class EpochLines(RunLines):
     """Collects what happens in an epoch and returns its line when the epoch is validated."""
 
     def __init__(self) -> None:
@@ -28,17 +28,18 @@ class EpochLines:
     def start(self, run: RunInfo) -> str:
         """Return the first line of a run."""
         self._averages = run.config.get("ema_decay") is not None
-        verb = "run folder" if run.restored_step is None else f"resumed at step {run.restored_step};"
-        return f"{verb} {run.folder}"
+        resumed = "" if run.restored_step is None else f"resumed at step {run.restored_step}; "
+        return f"{resumed}run folder {run.folder}"
 
     def progress(self, done: int, total: int | None) -> None:
         """Note the position in training."""
         self._first = self._first or (time.perf_counter(), done)
         self._total = total or 0
 
-    def train(self, record: TrainRecord) -> None:
-        """Note a log point."""
+    def train(self, record: TrainRecord) -> str | None:
+        """Note a log point, and print nothing."""
         self._record = record
+        return None
 
     def valid(self, record: ValidationRecord) -> str | None:
         """Return the line of an epoch; None if the validation of the averaged weights is still to come."""
@@ -64,53 +65,6 @@ class EpochLines:
         return f"{speed}, {format_seconds(seconds)} left"
 
 
-class EpochTerminal(TerminalConsole):
-    """Progress bar with one line for each epoch above it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines = EpochLines()
-
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        if what == "train":
-            self._lines.progress(done, total)
-        super().progress(what, done, total)
-
-    def start(self, run: RunInfo) -> None:
-        self.info(self._lines.start(run))
-
-    def train(self, record: TrainRecord) -> None:
-        self._lines.train(record)
-        super().train(record)
-
-    def valid(self, record: ValidationRecord) -> None:
-        if line := self._lines.valid(record):
-            self.info(line)
-
-
-class EpochPlain(PlainConsole):
-    """One line for each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines = EpochLines()
-
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        if what == "train":
-            self._lines.progress(done, total)
-        super().progress(what, done, total)
-
-    def start(self, run: RunInfo) -> None:
-        self.info(self._lines.start(run))
-
-    def train(self, record: TrainRecord) -> None:
-        self._lines.train(record)
-
-    def valid(self, record: ValidationRecord) -> None:
-        if line := self._lines.valid(record):
-            self.info(line)
-
-
 def format_seconds(seconds: float) -> str:
     """Return a duration such as 45 s, 3:20 min or 2:05 h."""
     if seconds < 100:
@@ -121,8 +75,8 @@ def format_seconds(seconds: float) -> str:
 
 def confidence_interval(accuracy: float, count: int) -> float:
     """Return half the width of Wilson's 95 % interval of an accuracy in [0, 1] measured on `count` images."""
-    z = _DEVIATIONS**2 / count
-    return _DEVIATIONS / (1 + z) * math.sqrt(accuracy * (1 - accuracy) / count + z / (4 * count))
+    z = _Z_SCORE**2 / count
+    return _Z_SCORE / (1 + z) * math.sqrt(accuracy * (1 - accuracy) / count + z / (4 * count))
 
 
 def print_photo_result(report: "TrainReport") -> None:

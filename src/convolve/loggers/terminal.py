@@ -22,10 +22,27 @@ def format_start(run: RunInfo) -> str:
     return f"Resuming {model} on {data} from step {run.restored_step}; run folder {run.folder}"
 
 
-class TerminalConsole:
-    """Progress bar with loss, accuracy, images/s and remaining time; validations are printed above it."""
+class RunLines:
+    """The lines of a run: its start, every log point and every validation. None prints nothing."""
 
-    def __init__(self) -> None:
+    def start(self, run: RunInfo) -> str:
+        return format_start(run)
+
+    def progress(self, done: int, total: int | None) -> None:
+        """Note the position in training."""
+
+    def train(self, record: TrainRecord) -> str | None:
+        return format_train(record)
+
+    def valid(self, record: ValidationRecord) -> str | None:
+        return format_validation(record)
+
+
+class TerminalConsole:
+    """Progress bar with loss, accuracy, images/s and remaining time; lines other than log points are above it."""
+
+    def __init__(self, lines: RunLines | None = None) -> None:
+        self._lines = lines or RunLines()
         self._console = RichConsole(file=sys.stdout, highlight=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -45,6 +62,8 @@ class TerminalConsole:
             self._console.print(line, markup=False)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
+        if what == "train":
+            self._lines.progress(done, total)
         now = time.perf_counter()
         if now - self._refreshed < REFRESH_SECONDS and done != total:
             return
@@ -60,15 +79,17 @@ class TerminalConsole:
             self._progress.refresh()
 
     def start(self, run: RunInfo) -> None:
-        self.info(format_start(run))
+        self.info(self._lines.start(run))
 
     def train(self, record: TrainRecord) -> None:
+        self._lines.train(record)
         counted = "" if record.loss is None else f"loss {record.loss:.4f}  accuracy {record.accuracy:.2%}  "
         for task in self._tasks.values():
             self._progress.update(task, facts=f"{counted}{record.images_per_second:,.0f} images/s")
 
     def valid(self, record: ValidationRecord) -> None:
-        self.info(format_validation(record))
+        if line := self._lines.valid(record):
+            self.info(line)
 
     def event(self, kind: str, **facts: object) -> None:
         pass  # events are written to the log files only
@@ -81,26 +102,31 @@ class TerminalConsole:
 class PlainConsole:
     """Plain lines for pipes, log files and `--json`; progress every few seconds, except for training, which logs."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: RunLines | None = None) -> None:
+        self._lines = lines or RunLines()
         self._printed = time.perf_counter()
 
     def info(self, line: str) -> None:
         print_line(line)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
+        if what == "train":
+            self._lines.progress(done, total)
         now = time.perf_counter()
         if what != "train" and now - self._printed > PLAIN_SECONDS:
             self._printed = now
             self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, run: RunInfo) -> None:
-        self.info(format_start(run))
+        self.info(self._lines.start(run))
 
     def train(self, record: TrainRecord) -> None:
-        self.info(format_train(record))
+        if line := self._lines.train(record):
+            self.info(line)
 
     def valid(self, record: ValidationRecord) -> None:
-        self.info(format_validation(record))
+        if line := self._lines.valid(record):
+            self.info(line)
 
     def event(self, kind: str, **facts: object) -> None:
         pass  # events are written to the log files only

@@ -1,7 +1,6 @@
 """Memory and time of each block of a model, without its data, devices or weights."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -10,6 +9,7 @@ import torch
 
 from convolve.compat.names import canonical_checkpoints
 from convolve.config import Config, ModelConfig
+from convolve.device import use_threads
 from convolve.engine.build import build_options_on_meta, model_input
 from convolve.models import registry
 from convolve.models.network import Network, Shape, match_blocks
@@ -113,19 +113,9 @@ def measure_costs(config: Config, meta_model: Network, threads: int) -> Costs:
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     apply_kernels(config, model)
     optimizer = build_optimizer(model, config.resolved_optim())
-    with _threads(threads):
+    with use_threads(threads):
         timing = time_blocks(model, samples, PROFILE_SECONDS)
         update = time_update(optimizer.step, PROFILE_SECONDS / 10)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     fewer = f" with {timing.samples} samples and scaled to {samples}" if timing.samples < samples else ""
     return Costs(timing.blocks, update / trained, f"measured on this CPU in fp32, {threads} threads{fewer}")
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

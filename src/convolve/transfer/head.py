@@ -10,14 +10,13 @@ fold if there are many images. Standardization is folded into the result: weight
 apply to x.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from convolve.device import use_threads
 from convolve.download import Progress, ignore_progress
 from convolve.rng import epoch_permutation
 
@@ -51,22 +50,12 @@ def fit_head(
     """Return the classifier of features [N, width] with a penalty: the one that generalizes best if none is given."""
     mean, std = features.mean(0), features.std(0, correction=0).clamp_min(_MIN_STD)
     scaled = (features - mean) / std
-    with _threads(1 if features.numel() * classes < _PARALLEL_PRODUCTS else torch.get_num_threads()):
+    # Small products are faster with one thread.
+    with use_threads(1 if features.numel() * classes < _PARALLEL_PRODUCTS else torch.get_num_threads()):
         strength = strength or _choose_strength(scaled, labels, classes, progress)
         weight, bias = _fit(scaled, labels, strength, _zeros(scaled, classes))
     weight = weight / std
     return Head(weight, bias - weight @ mean, strength)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Use this many threads inside the block: small products are faster with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _zeros(features: Tensor, classes: int) -> tuple[Tensor, Tensor]:

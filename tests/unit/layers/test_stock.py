@@ -12,7 +12,7 @@ DROPOUTS = [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 class ActivatedNorm(nn.BatchNorm2d):
-    """A subclass with a forward pass of its own, as timm has."""
+    """A subclass with another forward pass, as in timm."""
 
     def forward(self, x):
         x = functional.batch_norm(

@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convolve.errors import ConvolveError, DeviceError, DeviceFailedError, to_one_line
+from convolve.errors import ConvolveError, DeviceError, DeviceFailedError, DeviceMemoryError, to_one_line
 from convolve.files import atomic_file
 from convolve.interpreter import code_arguments
 
@@ -272,7 +272,7 @@ def explain_failure(error: RuntimeError, device: torch.device) -> ConvolveError 
         cause = cause.__cause__
     problem = to_one_line(str(cause)).partition(". ")[0]
     if isinstance(cause, torch.OutOfMemoryError):
-        return DeviceError(
+        return DeviceMemoryError(
             f"--device {device}: out of memory ({problem}); use a smaller --batch-size with more "
             "--gradient-accumulation-count, --enable-recomputation, or more --shards"
         )

@@ -60,8 +60,16 @@ class DeviceError(ConvolveError):
     exit_code = 2
 
 
-class DeviceFailedError(ConvolveError):
-    """A device stopped working during a run."""
+class DeviceFailedError(DeviceError):
+    """A device stopped working during a run. Its threads may still be busy."""
+
+    exit_code = 1
+
+
+class DeviceMemoryError(DeviceFailedError):
+    """A device has too little memory for a run."""
+
+    exit_code = 2
 
 
 class DivergedError(ConvolveError):

@@ -1,5 +1,6 @@
 """Entry point: find the command, run it, and turn errors into one line and an exit code."""
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from convolve import __version__
 from convolve.api.session import in_command
 from convolve.compat.options import RejectedOptions
 from convolve.distributed.topology import is_rank_zero
-from convolve.errors import ConfigError, ConvolveError, GuaranteeWarning, suggest, to_one_line
+from convolve.errors import ConfigError, ConvolveError, DeviceFailedError, GuaranteeWarning, suggest, to_one_line
 from convolve.loggers.streams import drop_output, prepare_streams
 
 COMMANDS = {
@@ -89,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(error, RejectedOptions):
             _complain(f"corrected command: {error.corrected_command(words)}")
         code = error.exit_code
+        if isinstance(error, DeviceFailedError):
+            # A thread of autograd may still run Python: tearing down the interpreter would abort the process.
+            os._exit(_flush(code))
     except BrokenPipeError:
         code = 1
         drop_output()

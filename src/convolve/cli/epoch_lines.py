@@ -1,18 +1,16 @@
 """Output of a run on photos: one line for each epoch, and the result in the words of a user."""
 
-import math
 import time
 from typing import TYPE_CHECKING
 
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
 from convolve.loggers.streams import print_line
 from convolve.loggers.terminal import RunLines
+from convolve.report.interval import half_width
 from convolve.run_files import REPORT_FILE
 
 if TYPE_CHECKING:
     from convolve.runs.results import TrainReport
-
-_Z_SCORE = 1.96  # 95 % of a normal distribution
 
 
 class EpochLines(RunLines):
@@ -73,12 +71,6 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes}:{rest:02d} min" if minutes < 100 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
-def confidence_interval(accuracy: float, count: int) -> float:
-    """Return half the width of Wilson's 95 % interval of an accuracy in [0, 1] measured on `count` images."""
-    z = _Z_SCORE**2 / count
-    return _Z_SCORE / (1 + z) * math.sqrt(accuracy * (1 - accuracy) / count + z / (4 * count))
-
-
 def print_photo_result(report: "TrainReport") -> None:
     """Print the last line of a run on photos."""
     if report.stopped_early is not None:
@@ -86,7 +78,7 @@ def print_photo_result(report: "TrainReport") -> None:
     if report.test_accuracy is None or not report.test_samples:
         print_line(f"run folder {report.run_dir}")
         return
-    half = confidence_interval(report.test_accuracy, report.test_samples)
+    half = half_width(report.test_accuracy, report.test_samples)
     counts = f"chance {report.chance:.0%}, {report.test_samples:,} photos, +/-{100 * half:.1f}"
     print_line(
         f"accuracy {report.test_accuracy:.1%} ({counts}) - open {report.run_dir / REPORT_FILE}, "

@@ -1,54 +1,41 @@
 """The report as one self-contained HTML file, without scripts or external files."""
 
-import base64
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from PIL import Image
-
-from convolve.loggers.files import Points
 from convolve.report.calibration import calibrate
-from convolve.report.numerics_section import NumericsSection, render_numerics
-from convolve.report.predictions import (
-    Mistake,
-    Pixels,
-    TestPredictions,
-    count_confusions,
-    score_classes,
-    worst_confusions,
-)
+from convolve.report.content import RunReport
+from convolve.report.figures import format_value, render_figures
+from convolve.report.images import render_gallery, render_image
+from convolve.report.numerics_section import render_numerics
+from convolve.report.opening import NOT_EVALUATED, render_checks, render_confusions, render_opening
+from convolve.report.predictions import Mistake, TestPredictions, count_confusions, score_classes
 from convolve.report.svg import PlotLine, draw_lines, draw_matrix, draw_reliability, panel
 from convolve.run_files import REPORT_FILE
 
 MATRIX_CLASSES = 30
 SHOWN_CLASSES = 50
-SHOWN_PAIRS = 15
-_IMAGE_SIDE = 96
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """Content of the report of one run; `predictions` is None if nothing was validated, `numerics` if it is empty."""
-
-    name: str
-    curves: Mapping[str, Points]
-    figures: Mapping[str, Any]
-    config: str
-    environment: Mapping[str, Any]
-    predictions: TestPredictions | None
-    numerics: NumericsSection | None = None
 
 
 def render(reports: Sequence[RunReport], written: str) -> str:
-    """Return the page for one run, or for several side by side."""
+    """Return the page for one run, or for several side by side.
+
+    It starts with what a reader wants to know first and ends with the raw figures.
+    """
     title = reports[0].name if len(reports) == 1 else f"{len(reports)} runs compared"
     style = resources.files("convolve.report").joinpath("report.css").read_text(encoding="utf-8")
-    body = [_figures(reports), _curves(reports), f'<div class="runs">{"".join(map(_details, reports))}</div>']
+    accuracy, others = _curves(reports)
+    body = [
+        render_opening(reports),
+        accuracy,
+        *([_findings(reports[0], "h2")] if len(reports) == 1 else []),
+        others,
+        f'<div class="runs">{"".join(_details(report, single=len(reports) == 1) for report in reports)}</div>',
+        render_figures(reports),
+        *map(_setup, reports),
+    ]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -57,29 +44,16 @@ def render(reports: Sequence[RunReport], written: str) -> str:
     )
 
 
-def _figures(reports: Sequence[RunReport]) -> str:
-    keys = list(dict.fromkeys(key for report in reports for key in report.figures))
-    head = "".join(f'<th scope="col">{escape(report.name)}</th>' for report in reports)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(key.replace("_", " "))}</th>'
-        + "".join(f"<td>{_show(key, report.figures.get(key))}</td>" for report in reports)
-        + "</tr>"
-        for key in keys
-    )
-    return f'<section><h2>Figures</h2><div class="wide"><table><tr><td></td>{head}</tr>{rows}</table></div></section>'
+def _findings(report: RunReport, heading: str) -> str:
+    """Return the worst confusions and likely wrong labels."""
+    parts = [] if report.predictions is None else [render_confusions(report.predictions, heading)]
+    parts += [] if report.checks is None else [render_checks(report.checks, heading)]
+    return f"<section>{''.join(parts)}</section>" if parts else ""
 
 
-def _show(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.2%}" if key.endswith(("accuracy", "share")) else f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else escape(str(value))
+def _curves(reports: Sequence[RunReport]) -> tuple[str, str]:
+    """Return the plot of the accuracy, and the other plots."""
 
-
-def _curves(reports: Sequence[RunReport]) -> str:
     def lines(column: str) -> list[PlotLine]:
         curves = []
         for number, report in enumerate(reports):
@@ -91,30 +65,46 @@ def _curves(reports: Sequence[RunReport]) -> str:
 
     rates = [PlotLine(report.name, report.curves.get("rate", []), n, faint=True) for n, report in enumerate(reports)]
     speeds = [PlotLine(report.name, report.curves.get("speed", []), n, faint=True) for n, report in enumerate(reports)]
-    plots = {
-        "Loss": draw_lines(lines("loss"), "loss over epochs", lambda v: f"{v:g}", log=True),
-        "Accuracy": draw_lines(lines("accuracy"), "accuracy over epochs", lambda v: f"{v:.1%}"),
-        "Learning rate": draw_lines(rates, "learning rate over epochs", lambda v: f"{v:.2g}"),
-        "Images per second": draw_lines(speeds, "images per second over epochs", lambda v: f"{v:,.0f}"),
-    }
-    return f'<section class="plots">{"".join(panel(name, plot) for name, plot in plots.items())}</section>'
+    accuracy = _plot("Accuracy", lines("accuracy"), lambda v: f"{v:.1%}")
+    others = [
+        _plot("Loss", lines("loss"), lambda v: f"{v:g}", log=True),
+        _plot("Learning rate", rates, lambda v: f"{v:.2g}"),
+        _plot("Images per second", speeds, lambda v: f"{v:,.0f}"),
+    ]
+    plots = "".join(others)
+    return accuracy, f'<section><h2>Curves</h2><div class="plots">{plots}</div></section>' if plots else ""
 
 
-def _details(report: RunReport) -> str:
-    parts = [f"<h2>{escape(report.name)}</h2>"]
+def _plot(name: str, lines: Sequence[PlotLine], format_tick: Callable[[float], str], *, log: bool = False) -> str:
+    """Return a plot with its heading, or nothing if no line has two points."""
+    if not any(len(line.points) > 1 for line in lines):
+        return ""
+    return panel(name, draw_lines(lines, f"{name.lower()} over epochs", format_tick, log=log))
+
+
+def _details(report: RunReport, *, single: bool) -> str:
+    parts = [f"<h2>{'Details' if single else escape(report.name)}</h2>"]
     if report.predictions is None:
-        parts.append('<p class="none">No test image was evaluated for this report.</p>')
+        parts.append(f'<p class="none">{NOT_EVALUATED}</p>')
     else:
-        parts += [_calibration(report.predictions), _confusion(report.predictions), _mistakes(report.predictions)]
+        parts += [] if single else [_findings(report, "h3")]
+        parts += [_confusion(report.predictions), _calibration(report.predictions), _mistakes(report.predictions)]
     if report.numerics is not None:
         parts.append(render_numerics(report.numerics))
-    parts.append(f"<details><summary>Config</summary><pre>{escape(report.config)}</pre></details>")
-    rows = "".join(
-        f'<tr><th scope="row">{escape(str(k))}</th><td>{escape(str(v))}</td></tr>'
-        for k, v in report.environment.items()
-    )
-    parts.append(f"<details><summary>Environment</summary><table>{rows}</table></details>")
     return f"<section>{''.join(parts)}</section>"
+
+
+def _setup(report: RunReport) -> str:
+    """Return the config and the environment of a run, closed."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(str(name).replace("_", " "))}</th><td>{escape(format_value(value))}</td></tr>'
+        for name, value in report.environment.items()
+    )
+    name = escape(report.name)
+    return (
+        f'<details><summary>Config of {name}</summary><pre tabindex="0">{escape(report.config)}</pre></details>'
+        f"<details><summary>Environment of {name}</summary><table>{rows}</table></details>"
+    )
 
 
 def _calibration(predictions: TestPredictions) -> str:
@@ -135,13 +125,7 @@ def _confusion(predictions: TestPredictions) -> str:
     scores = score_classes(matrix, names)
     parts = ["<h3>Confusion</h3>"]
     if len(names) <= MATRIX_CLASSES:
-        parts.append(f'<div class="wide">{draw_matrix(matrix, names)}</div>')
-    pairs = worst_confusions(matrix, names, SHOWN_PAIRS)
-    if pairs:
-        items = "".join(
-            f"<li>{escape(p.truth)} predicted as {escape(p.prediction)}: {p.images:,}</li>" for p in pairs[:5]
-        )
-        parts.append(f"<p>Most frequent confusions:</p><ol>{items}</ol>")
+        parts.append(f'<div class="wide" tabindex="0">{draw_matrix(matrix, names)}</div>')
     shown = sorted(scores, key=lambda score: score.f1)[:SHOWN_CLASSES] if len(scores) > SHOWN_CLASSES else scores
     note = f" (the {SHOWN_CLASSES} with the lowest F1 of {len(scores)})" if len(scores) > SHOWN_CLASSES else ""
     rows = "".join(
@@ -150,32 +134,23 @@ def _confusion(predictions: TestPredictions) -> str:
         for s in shown
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("images", "precision", "recall", "F1"))
-    parts.append(f'<h3>Classes{note}</h3><div class="wide"><table><tr><td></td>{head}</tr>{rows}</table></div>')
+    parts.append(
+        f'<h3>Classes{note}</h3><div class="wide" tabindex="0"><table><tr><td></td>{head}</tr>{rows}</table></div>'
+    )
     return "".join(parts)
 
 
 def _mistakes(predictions: TestPredictions) -> str:
     if not predictions.mistakes:
         return "<h3>Mistakes</h3><p>None.</p>"
-    shown = "".join(_mistake(mistake, predictions.classes) for mistake in predictions.mistakes)
-    return f'<h3>Most confident mistakes</h3><div class="gallery">{shown}</div>'
+    shown = [_mistake(mistake, predictions.classes) for mistake in predictions.mistakes]
+    return f"<h3>Most confident mistakes</h3>{render_gallery(shown)}"
 
 
 def _mistake(mistake: Mistake, classes: tuple[str, ...]) -> str:
     truth, prediction = escape(classes[mistake.truth]), escape(classes[mistake.prediction])
-    return (
-        f'<figure><img alt="test image {mistake.index}" src="{image_data_url(mistake.pixels)}">'
-        f"<figcaption>{prediction} {mistake.probability:.1%}<br>is {truth}</figcaption></figure>"
-    )
-
-
-def image_data_url(pixels: Pixels) -> str:
-    """Return an image [H, W, C] as a data URL, reduced to a thumbnail."""
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    image.thumbnail((_IMAGE_SIDE, _IMAGE_SIDE))
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    caption = f"{prediction} {mistake.probability:.1%}<br>is {truth}"
+    return render_image(mistake.pixels, f"test image {mistake.index}", caption)
 
 
 def report_path(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import torch
 
 from convolve import __version__, device
 from convolve.checkpoint.store import choose_checkpoint, load
+from convolve.config.loading import parse_yaml
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
 from convolve.engine.user_code import NO_USER_CODE, UserCode
@@ -21,10 +22,12 @@ from convolve.loggers.files import Points, read_points
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
 from convolve.report.calibration import calibrate
+from convolve.report.content import RunReport
 from convolve.report.numerics_section import read_numerics
-from convolve.report.page import RunReport, render, report_path
+from convolve.report.page import render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
 from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
+from convolve.runs.findings import read_checks
 from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
 
 COMPARISON_FILE = "comparison.html"
@@ -104,7 +107,7 @@ def _write(path: Path, reports: list[RunReport]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConvolveError(f"{path}: cannot write ({error.strerror}); choose another --output") from error
-    write_file(path, render(reports, timestamp()).encode("utf-8", "backslashreplace"))
+    write_file(path, render(reports, f"{timestamp()[:16].replace('T', ' ')} UTC").encode("utf-8", "backslashreplace"))
     return path
 
 
@@ -117,8 +120,18 @@ def _collect(folder: Path, predictions: TestPredictions | None, environment: dic
         curves[f"validation {column}"] = read_points(validation, column)
     facts = {**_start_metadata(folder), **environment}
     text = read_run_file(folder / CONFIG_FILE).decode(errors="replace")
-    figures, numbers = _read_json(folder / SUMMARY_FILE), read_numerics(folder / EVENTS_FILE)
-    return RunReport(folder.resolve().name, curves, figures, text, facts, predictions, numbers)
+    options = parse_yaml(text, str(folder / CONFIG_FILE))
+    return RunReport(
+        name=folder.resolve().name,
+        curves=curves,
+        figures=_read_json(folder / SUMMARY_FILE),
+        config=text,
+        environment=facts,
+        predictions=predictions,
+        numerics=read_numerics(folder / EVENTS_FILE),
+        options=options,
+        checks=read_checks(folder, options.get("data-dir")),
+    )
 
 
 def _figures(run_report: RunReport) -> RunFigures:

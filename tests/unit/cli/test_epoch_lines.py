@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from convolve.cli.epoch_lines import EpochLines, confidence_interval, format_seconds, print_photo_result
+from convolve.cli.epoch_lines import EpochLines, format_seconds, print_photo_result
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
 from convolve.runs.results import TrainReport
 
@@ -57,11 +57,6 @@ def test_result_is_one_line_with_chance_and_interval(capsys: pytest.CaptureFixtu
 def test_early_end_is_printed_before_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     print_photo_result(result(stopped_early="time budget"))
     assert capsys.readouterr().out.startswith("stopped after 7 steps: time budget\naccuracy")
-
-
-@pytest.mark.parametrize("accuracy, count, half", [(0.5, 100, 0.096), (1.0, 10, 0.139), (0.0, 10, 0.139)])
-def test_interval_is_wilsons(accuracy: float, count: int, half: float) -> None:
-    assert confidence_interval(accuracy, count) == pytest.approx(half, abs=5e-4)
 
 
 @pytest.mark.parametrize("seconds, text", [(45.2, "45 s"), (200, "3:20 min"), (7500, "2:05 h")])

@@ -19,8 +19,11 @@ from convolve.report.calibration import (
     negative_log_likelihood,
     softmax,
 )
-from convolve.report.page import MATRIX_CLASSES, SHOWN_CLASSES, RunReport, image_data_url, render, report_path
-from convolve.report.predictions import PredictionCollector, count_confusions, score_classes, worst_confusions
+from convolve.report.content import CheckedImage, DataChecks, RunReport
+from convolve.report.figures import format_duration, format_number, format_value
+from convolve.report.images import image_data_url
+from convolve.report.page import MATRIX_CLASSES, SHOWN_CLASSES, render, report_path
+from convolve.report.predictions import EXAMPLES, PredictionCollector, count_confusions, score_classes, worst_confusions
 
 
 def logits_of(*rows):
@@ -157,10 +160,55 @@ def make_report(name="run", classes=3, **options):
 
 def test_figures_are_formatted_by_their_kind():
     figures = {"test_accuracy": 0.98765, "data_wait_share": 0.5, "final_loss": 0.123456, "steps": 12345}
+    figures |= {"images_per_second": 13824.3, "end_to_end_seconds": 200.2, "ms_per_step": 0.0, "metrics": {"f1": 0.5}}
+    figures |= {"numerics": {"policy": "32.32", "execution": "plain", "reason": "a CPU", "force_fp32": []}}
+    figures |= {"weights": {"name": "lite0", "source": "the index", "license": "MIT", "sha256": "00"}}
     text = render([make_report(figures={**figures, "first_excluded": True, "note": "<x>", "none": None})], "today")
-    shown = {"test accuracy": "98.77%", "data wait share": "50.00%", "final loss": "0.1235", "steps": "12,345"}
-    for key, value in {**shown, "first excluded": "yes", "note": "&lt;x&gt;", "none": "-"}.items():
+    shown = {"test accuracy": "98.77%", "time spent waiting for data": "50.00%", "final loss": "0.1235"}
+    shown |= {"steps": "12,345", "training speed": "13,824 images/s", "total time": "3 min 20 s"}
+    shown |= {"speed without the first log interval": "yes", "note": "&lt;x&gt;", "none": "-", "time per step": "-"}
+    shown |= {"number formats": "32.32, plain, a CPU", "initial weights": "lite0, the index, license MIT"}
+    for key, value in {**shown, "metrics": "f1 0.5"}.items():
         assert f'<th scope="row">{key}</th><td>{value}</td>' in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(13824.0, "13,824"), (13824.4, "13,824"), (0.00001, "0.00001"), (1e-12, "1e-12"), (0.0, "0"), (3.14159, "3.142")],
+)
+def test_numbers_have_no_exponent_unless_nothing_else_fits(value, shown):
+    assert format_number(value) == shown
+
+
+def test_values_are_never_python_code():
+    assert format_value({"a_b": [1, None], "c": None, "d": {}}) == "a b 1, -"
+    assert format_value([]) == format_value(None) == "-"
+    assert [format_duration(seconds) for seconds in (12.84, 200.2, 7500)] == ["12.8 s", "3 min 20 s", "2 h 5 min"]
+
+
+def test_wrong_labels_and_copies_are_shown_with_their_images():
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    wrong = (CheckedImage("a.jpg", "cat", "train", pixels, "<dog>", 0.97), CheckedImage("gone.jpg", "cat", "train"))
+    leaks = ((CheckedImage("b.jpg", "cat", "test", pixels), CheckedImage("c.jpg", "cat", "train", pixels)),)
+    text = render([make_report(checks=DataChecks({"wrong label": 2, "duplicate": 1}, wrong, leaks))], "today")
+    assert text.index("Likely wrong labels") < text.index("Details")
+    assert "cat, or<br>&lt;dog&gt; 97%?" in text and "gone.jpg" in text
+    assert 'alt="a.jpg"' in text and 'alt="c.jpg"' in text and "1 pair. They make" in text
+    assert "wrong label 2, duplicate 1" in text
+    assert "None found." in render([make_report(checks=DataChecks({}))], "today")
+
+
+def test_examples_of_confusions_are_bounded_and_the_frequent_pairs_keep_theirs():
+    classes = 40
+    collector = PredictionCollector(tuple(map(str, range(classes))), "x")
+    truth, other = np.meshgrid(np.arange(classes), np.arange(classes))
+    pairs = [(int(t), int(p)) for t, p in zip(truth.ravel(), other.ravel(), strict=True) if t != p]
+    for t, p in [(3, 5)] * 9 + pairs:
+        logits, labels = np.eye(classes, dtype=np.float32)[[p]], np.array([t])
+        rows = collector.select(logits, labels)
+        collector.add(logits, labels, {row: np.zeros((2, 2, 1), np.uint8) for row in rows})
+    examples = collector.result().examples
+    assert len(examples[3, 5]) == EXAMPLES and sum(map(len, examples.values())) <= 240
 
 
 def test_figures_of_several_runs_are_columns_and_missing_ones_are_dashes():
@@ -179,7 +227,7 @@ def test_many_classes_have_no_matrix_and_only_the_lowest_scores():
     assert 'table class="matrix"' not in render([make_report(classes=MATRIX_CLASSES + 1)], "today")
     text = render([make_report(classes=SHOWN_CLASSES + 1)], "today")
     assert f"(the {SHOWN_CLASSES} with the lowest F1 of {SHOWN_CLASSES + 1})" in text
-    assert "<li>class 0 predicted as class 1: 1</li>" in text
+    assert "<b>class 0</b> predicted as <b>class 1</b>: 1 of 1" in text
 
 
 @pytest.mark.parametrize(("shape", "size"), [((28, 28, 1), (28, 28)), ((200, 100, 3), (48, 96)), ((1, 1, 3), (1, 1))])

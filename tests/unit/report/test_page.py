@@ -18,7 +18,8 @@ from convolve.inference.gradcam import grad_cam
 from convolve.loggers.base import SilentConsole
 from convolve.models.network import Network
 from convolve.report.calibration import bin_predictions, calibrate, calibration_error, fit_temperature, softmax
-from convolve.report.page import RunReport, render
+from convolve.report.content import RunReport
+from convolve.report.page import render
 from convolve.report.predictions import MISTAKES, PredictionCollector, count_confusions, score_classes, worst_confusions
 from convolve.report.svg import PlotLine, choose_ticks, draw_lines, thin
 from convolve.runs import report, session
@@ -61,7 +62,19 @@ def test_training_ends_with_a_report(runs):
         assert heading in text
     assert page.tags.count("svg") == 5
     summary = json.loads((runs / "one" / "summary.json").read_text())
-    assert f"accuracy {summary['test_accuracy']:.2%} of 297 test images" in text
+    assert f"<strong>{summary['test_accuracy']:.1%}</strong> accuracy" in text
+    correct = round(summary["test_accuracy"] * 297)
+    assert f"{correct} of 297 test images are classified correctly (95% confidence interval " in text
+
+
+def test_the_report_starts_with_the_result_and_ends_with_raw_figures(runs):
+    text = (runs / "one" / "report.html").read_text()
+    order = ["</strong> accuracy", ">Accuracy<", "Worst confusions", ">Loss<", "Confusion<", "Figures<", "Config of"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    figures = text[text.index("Figures<") : text.index("<summary>Config")]
+    assert re.search(r"<td>[\d,]+ images/s</td>", figures)
+    assert not re.search(r"[{}\[\]]|\de[+-]\d|None|False|True", figures)
 
 
 def test_a_report_of_two_runs_has_both(runs, tmp_path, capsys):
@@ -71,8 +84,11 @@ def test_a_report_of_two_runs_has_both(runs, tmp_path, capsys):
     assert [one["run"] for one in written["runs"]] == ["one", "two"]
     text = page.read_text()
     assert_self_contained(text)
+    assert '<th scope="row">--seed</th><td>0</td><td>1</td>' in text
+    differing = text[text.index("Options that differ") : text.index("</section>", text.index("Options that differ"))]
+    assert differing.count('<th scope="row">') == 1
     for one in written["runs"]:
-        assert f"accuracy {one['accuracy']:.2%} of 297 test images" in text
+        assert f"<td>{one['accuracy']:.1%}</td>" in text
         assert 0 <= one["calibration_error"] <= 1 and one["temperature"] > 0
 
 

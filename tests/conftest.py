@@ -3,8 +3,10 @@
 The process that only hands out tests loads this file too, so nothing here imports torch before a test asks for it.
 """
 
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -31,6 +33,23 @@ def private_surroundings(tmp_path_factory):
         for name in ("DATA_DIR", "DATASETS_DIR"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_interrupt():
+    """Let SIGINT interrupt tests that send it, even if a shell started them in the background, where it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap():
+    """Exclude what is alive before a module of tests from garbage collection: every run collects at its end."""
+    # It looks for references with the collector when it is imported.
+    import hypothesis  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,11 +58,11 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all names that plugins offer, sorted."""
-        return sorted({*self._registered, *(entry.name for entry in entry_points(group=self.group))})
+        return sorted({*self._registered, *(entry.name for entry in self._entries())})
 
     def find(self, name: str, builtin: object | None = None) -> object | None:
         """Return what a name stands for: a built-in value, a registered one or an entry point; None if unknown."""
-        entries = [entry for entry in entry_points(group=self.group) if entry.name == name]
+        entries = [entry for entry in self._entries() if entry.name == name]
         registered = self._registered.get(name)
         owners = ["convolve"] * (builtin is not None) + ([registered[1]] if registered else [])
         owners += [entry.dist.name if entry.dist else entry.value for entry in entries]
@@ -84,12 +85,21 @@ class Registry:
             raise ConfigError(f"{self.kind} {name}: unknown name; {known}")
         return found
 
+    def _entries(self) -> EntryPoints:
+        return _read_entry_points(self.group, tuple(sys.path))
+
     def _load(self, entry: EntryPoint) -> object:
         try:
             return entry.load()
         except Exception as error:
             problem = f"cannot import {entry.value} ({error})"
             raise ConfigError(f"{self.kind} {entry.name}: {problem}; fix or uninstall the package") from error
+
+
+@cache
+def _read_entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of all packages in the folders of a path. Reading them takes a tenth of a short run."""
+    return entry_points(group=group)
 
 
 MODELS = Registry("model")

@@ -114,10 +114,11 @@ def run_command(folder, *words, **environment):
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-SMALL = ["--config", "lenet-digits", "--epochs", 1, "--threads", 1, "--device", "virt", "--no-curves", "--no-report"]
+SMALL = ["--config", "lenet-digits", "--epochs", 1, "--batch-size", 100, "--threads", 1]
+SMALL += ["--device", "virt", "--no-curves", "--no-report"]
 FAILURES = {
     "out of memory": ([], {"VIRT_MEMORY": "300000"}, "--device virt:0: out of memory (virt out of memory"),
-    "failing device": ([], {"VIRT_FAIL_AFTER": "3000"}, "--device virt:0: failed (virt error: the device stopped"),
+    "failing device": ([], {"VIRT_FAIL_AFTER": "1000"}, "--device virt:0: failed (virt error: the device stopped"),
     "no device": ([], {"VIRT_DEVICES": "0"}, "--device virt: not available on this machine; choose auto or one of cpu"),
     "more ranks than devices": (
         ["--replicas", 2],
@@ -139,7 +140,7 @@ def test_a_failure_of_the_device_is_one_line(tmp_path, failure):
 def test_a_killed_command_is_restored_to_the_bits_of_the_cpu(tmp_path):
     """A failing device ends the run like a kill: without a checkpoint of its last step."""
     words = ["train", *SMALL, "--ckpts-per-epoch", 12, "--kernels", "torch", "--run-dir"]
-    done = run_command(tmp_path, *words, "virt", VIRT_FAIL_AFTER="4000")
+    done = run_command(tmp_path, *words, "virt", VIRT_FAIL_AFTER="1200")
     assert done.returncode == 1 and list((tmp_path / "virt/checkpoints").glob("step-*"))
     assert run_command(tmp_path, "restore", "virt").returncode == 0
     on_cpu = [word if word != "virt" else "cpu" for word in words]

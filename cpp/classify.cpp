@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <sstream>
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
@@ -19,6 +20,23 @@ struct Metadata {
   std::string fit;
   double crop = 1;
 };
+
+// Packages are zip archives. torch reports any other file with a stack trace.
+void require_package(const char* path) {
+  char head[4] = {};
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot open; check the path");
+  file.read(head, sizeof head);
+  if (std::memcmp(head, "PK\3\4", sizeof head))
+    throw std::runtime_error("not a model package; write one with `convolve export RUN --format aoti`");
+}
+
+// The first line of an error; torch appends a stack trace to its messages.
+std::string describe(const std::exception& error) {
+  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = from_torch ? from_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
 
 Metadata read_metadata(torch::inductor::AOTIModelPackageLoader& package) {
   auto strings = package.get_metadata();
@@ -59,6 +77,7 @@ int main(int argc, char** argv) {
   c10::InferenceMode inference;
   int failures = 0;
   try {
+    require_package(argv[first]);
     torch::inductor::AOTIModelPackageLoader package(argv[first]);
     const Metadata metadata = read_metadata(package);
     for (int index = first + 1; index < argc; ++index) try {
@@ -71,11 +90,11 @@ int main(int argc, char** argv) {
         for (uint8_t value : input.pixels) std::printf("%02x", value);
         std::printf("\n");
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "classify: %s: %s\n", argv[index], error.what());
+        std::fprintf(stderr, "classify: %s: %s\n", argv[index], describe(error).c_str());
         ++failures;
       }
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "classify: %s: %s\n", argv[first], error.what());
+    std::fprintf(stderr, "classify: %s: %s\n", argv[first], describe(error).c_str());
     return 1;
   }
   return failures ? 1 : 0;

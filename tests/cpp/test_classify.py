@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,18 @@ def test_a_damaged_image_is_named_and_the_others_are_classified(program, package
     assert len(done.stdout.splitlines()) == 1
     assert "bad.png" in done.stderr and "absent.png" in done.stderr
     assert classify(program).returncode == 2
+
+
+def test_a_file_that_is_no_package_is_named_in_one_line(program, package, tmp_path):
+    image, archive = make_images(tmp_path)[0], tmp_path / "archive.pt2"
+    with zipfile.ZipFile(archive, "w") as target:
+        target.writestr("other/data.txt", "no model")
+    cut = tmp_path / "cut.pt2"
+    cut.write_bytes(package.read_bytes()[:2000])
+    for path in (image, archive, cut, tmp_path / "absent.pt2", tmp_path):
+        done = classify(program, path, image)
+        assert done.returncode == 1 and not done.stdout, path
+        ours = [line for line in done.stderr.splitlines() if line.startswith("classify: ")]
+        assert len(ours) == 1 and ours[0].startswith(f"classify: {path}: "), done.stderr
+        assert "frame #" not in done.stderr and "Exception raised from" not in done.stderr, done.stderr
+    assert "convolve export RUN --format aoti" in classify(program, image, image).stderr

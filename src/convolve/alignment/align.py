@@ -8,11 +8,12 @@ exponent histograms of each layer. Finished runs can be compared too: curves, ac
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from convolve import device
+from convolve.alignment.conclusion import PolicyResult, compare_accuracies, conclude, interval_95
 from convolve.alignment.lockstep import Agreement, Difference, compare, run_lockstep
 from convolve.alignment.page import write_alignment
 from convolve.checkpoint.store import find_checkpoints, load
@@ -30,11 +31,6 @@ from convolve.runs.folder import read_config
 
 SURVEYS = 8
 CURVE_POINTS = 200
-MAX_LOST_FRACTION = 0.5
-MIN_PROGRESS = 0.75
-
-# Two-sided 95 % points of Student's t for 1 to 9 degrees of freedom; beyond, the normal value is near enough.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 POLICY_WORDS: dict[str, dict[str, Any]] = {
     "fp16": {"half_type": "fp16"},
@@ -66,35 +62,6 @@ class AlignPlan:
     walk_steps: int = 20
     tolerance: float = 0.1
     points: float = 0.15
-
-
-@dataclass
-class PolicyResult:
-    """Runs of one policy, and their comparison with the first policy."""
-
-    name: str
-    policy: str
-    accuracies: list[float] = field(default_factory=list)
-    interval: float | None = None
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    skipped_steps: int = 0
-    failure: str | None = None
-    first_divergence: Difference | None = None
-    layers: list[Difference] = field(default_factory=list)
-    survey: dict[str, Any] = field(default_factory=dict)
-    runs: list[Path] = field(default_factory=list)
-    update_energy: float = 0.0
-    lost_energy: float = 0.0
-
-    @property
-    def accuracy(self) -> float | None:
-        """Mean over seeds."""
-        return sum(self.accuracies) / len(self.accuracies) if self.accuracies else None
-
-    @property
-    def lost_updates(self) -> float:
-        """Fraction of the weight updates that was rounded away, over all layers and lockstep steps."""
-        return min(max(self.lost_energy / self.update_energy, 0.0), 1.0) if self.update_energy else 0.0
 
 
 @dataclass(frozen=True)
@@ -183,6 +150,7 @@ def _train(candidate: PolicyResult, config: Config) -> None:
     candidate.runs.append(report.run_dir)
     if report.test_accuracy is not None:
         candidate.accuracies.append(report.test_accuracy)
+        candidate.test_samples = report.test_samples
     _read_run(candidate, report.run_dir)
 
 
@@ -210,6 +178,7 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignR
         summary = json.loads(read_run_file(path / SUMMARY_FILE))
         if summary.get("test_accuracy") is not None:
             candidate.accuracies.append(float(summary["test_accuracy"]))
+            candidate.test_samples = int(summary["test_samples"])
         _read_run(candidate, path)
         candidates.append(candidate)
     weights = [load(find_checkpoints(path)[-1]).tensors["model"] for path in paths]
@@ -229,6 +198,8 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignR
 def _finish(folder: Path, candidates: list[PolicyResult], plan: AlignPlan) -> AlignReport:
     for candidate in candidates:
         candidate.interval = interval_95(candidate.accuracies)
+    for candidate in candidates[1:]:
+        candidate.difference = compare_accuracies(candidate, candidates[0])
     conclusion = conclude(candidates, plan.points)
     report = AlignReport(folder, candidates, conclusion, folder / "align.html")
     write_alignment(report.page, conclusion, [to_plain(candidate) for candidate in candidates])
@@ -245,6 +216,9 @@ def to_plain(candidate: PolicyResult) -> dict[str, Any]:
         "accuracies": candidate.accuracies,
         "accuracy": candidate.accuracy,
         "interval_95": candidate.interval,
+        "test_samples": candidate.test_samples,
+        "difference_points": candidate.difference.points if candidate.difference else None,
+        "difference_interval_95_points": candidate.difference.interval if candidate.difference else None,
         "curve": candidate.curve,
         "skipped_steps": candidate.skipped_steps,
         "lost_updates_share": candidate.lost_updates,
@@ -270,58 +244,3 @@ def _plain_difference(one: Difference) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def conclude(candidates: Sequence[PolicyResult], points: float) -> str:
-    """Return one sentence with a clause for each policy against the first."""
-    reference, *others = candidates
-    return "; ".join(_clause(other, reference, points) for other in others) + "."
-
-
-def _clause(one: PolicyResult, reference: PolicyResult, points: float) -> str:
-    if one.failure is not None:
-        return f"{one.name} fails ({one.failure})"
-    progress = _progress(one, reference)
-    if one.lost_updates > MAX_LOST_FRACTION and progress is not None and progress < MIN_PROGRESS:
-        return (
-            f"{one.name} stalls: {one.lost_updates:.0%} of the weight updates are rounded away, and its loss falls by "
-            f"{max(progress, 0):.0%} of what {reference.name} gains"
-        )
-    ending = _loss_note(one)
-    if one.accuracy is None or reference.accuracy is None:
-        return f"{one.name} and {reference.name} were not both validated, so no accuracy can be compared{ending}"
-    difference = 100 * (one.accuracy - reference.accuracy)
-    word = "agrees with" if abs(difference) <= points else ("is better than" if difference > 0 else "is worse than")
-    return (
-        f"{one.name} {word} {reference.name}: {one.accuracy:.2%} against {reference.accuracy:.2%}, "
-        f"{difference:+.2f} points over {len(one.accuracies)} seed{'s' if len(one.accuracies) > 1 else ''}{ending}"
-    )
-
-
-def _loss_note(one: PolicyResult) -> str:
-    notes = []
-    if one.skipped_steps:
-        notes.append(f"{one.skipped_steps} steps skipped")
-    if one.lost_updates > MAX_LOST_FRACTION:
-        notes.append(f"{one.lost_updates:.0%} of the weight updates rounded away")
-    return f" ({', '.join(notes)})" if notes else ""
-
-
-def _progress(one: PolicyResult, reference: PolicyResult) -> float | None:
-    """Return the decrease of the loss as a fraction of the reference's."""
-    if len(one.curve) < 2 or len(reference.curve) < 2:
-        return None
-    start = reference.curve[0][1]
-    whole = start - reference.curve[-1][1]
-    return (start - one.curve[-1][1]) / whole if whole > 0 else None
-
-
-def interval_95(values: Sequence[float]) -> float | None:
-    """Return half the width of the 95 % confidence interval of a mean; None for fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean = sum(values) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    factor = _T95[count - 2] if count - 2 < len(_T95) else 1.96
-    return factor * spread / math.sqrt(count)

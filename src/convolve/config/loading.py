@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from convolve.config.effects import reject_ineffective
 from convolve.config.rules import check
 from convolve.config.schema import SECTION_OF, SECTIONS, Config
 from convolve.config.spelling import canonical
@@ -199,6 +200,7 @@ def resolve_entry(entries: Mapping[str, NamedConfig], name: str | None, given: M
     layers.append((COMMAND_LINE, given or {}))
     values, origins = _merge(layers)
     config = build(values, origins, name or "custom")
+    reject_ineffective(config, given or {})
     return Resolved(config, {option: origins.get(option, "default") for option in SECTION_OF}, notices)
 
 

@@ -108,6 +108,7 @@ class Numerics:
     choice: NumericsChoice
     execution: Execution
     scaler: Scaler
+    first_loss_scale: float
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the run's log and summary."""
@@ -116,7 +117,7 @@ class Numerics:
             "execution": self.choice.execution,
             "reason": self.choice.reason,
             "loss_scaling": type(self.scaler).__name__,
-            "first_loss_scale": self.scaler.scale,
+            "first_loss_scale": self.first_loss_scale,
         }
 
 
@@ -135,7 +136,7 @@ def build_numerics(
     choice = select_numerics(precision, device, watched=observed)
     observers = Observers(_observers(config, choice, folder / DUMPS_FOLDER, emit))
     scaler = build_scaler(precision, choice.policy, (span.total, span.epoch), any_rank)
-    return Numerics(choice, build_execution(choice, device, observers), scaler)
+    return Numerics(choice, build_execution(choice, device, observers), scaler, scaler.scale)
 
 
 def match_training_numerics(config: Config, model: Network, device: torch.device) -> Execution:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from convolve import device
@@ -203,7 +203,7 @@ def _open_aoti(path: Path) -> tuple[Predictor, ModelMetadata]:
 
 def _write_safetensors(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in module.network.state_dict().items()}
-    save_file(tensors, path, metadata=metadata.to_strings())
+    path.write_bytes(save(tensors, metadata.to_strings()))  # `save_file` makes files that only their owner can read
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], ModelMetadata]:

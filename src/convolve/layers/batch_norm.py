@@ -7,7 +7,8 @@ variances v_i, over all replicas. A forward pass only adds to sums; after the st
     running mean     := (1 - momentum) * running mean     + momentum * sum(n_i m_i) / sum(n_i)
     running variance := (1 - momentum) * running variance + momentum * sum(n_i v_i) / sum(n_i)
 
-With one micro batch per step this equals torch. Normalization itself uses the statistics of each micro batch.
+With one micro batch per step this equals torch. Normalization itself uses the statistics of each micro batch. One with
+a single value per channel, such as a last sample at 1 x 1 pixels, becomes the bias and is not counted; torch raises.
 
 Synced norms treat the micro batches of a span of replicas as one. With N, S = sum(x) and Q = sum(x^2) of each channel
 summed over the span, mean = S / N and variance = Q / N - mean^2, in the widest format of the device. torch's norm
@@ -121,6 +122,8 @@ class BatchNorm2d(StepStatistics, nn.BatchNorm2d):
         """Normalize; in training by the micro batch's statistics, which are summed for `update_running_stats`."""
         if not self.training:
             return super().forward(x)
+        if self._span is None and x.numel() == self.num_features:
+            return self._normalize_single(x)
         normalized = self._normalize_local(x) if self._span is None else self._normalize_synced(x, self._span)
         out, statistics, passes = normalized
         self._add_statistics(x, statistics, passes)
@@ -129,6 +132,11 @@ class BatchNorm2d(StepStatistics, nn.BatchNorm2d):
     def sync(self, add: SpanSum) -> None:
         """Treat the concurrent micro batches of a span of replicas as one; `add` sums a tensor over them."""
         self._span = add
+
+    def _normalize_single(self, x: Tensor) -> Tensor:
+        """Normalize one value per channel: it is its mean. Its variance is unknown, so no statistics are added."""
+        zeros = x - x
+        return zeros * self.weight[:, None, None] + self.bias[:, None, None] if self.affine else zeros
 
     def _normalize_local(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
         """Return the output, [mean, unbiased variance], and the number of passes."""

@@ -128,3 +128,15 @@ def build_schedule(config: ScheduleConfig, peak: float, span: RunSpan) -> Schedu
         return peak * ramp * shape(config, min(1.0, samples / span.total))
 
     return rate
+
+
+def explain_warmup(config: ScheduleConfig, peak: float, span: RunSpan) -> str | None:
+    """Return a line if the run ends inside its warm-up and never reaches the peak, else None."""
+    warmup = config.warmup_epochs * span.epoch
+    if not 0 < span.total < warmup:
+        return None
+    reached = peak * span.total / warmup
+    return (
+        f"the run ends inside its warm-up of {config.warmup_epochs:g} epochs, at a learning rate of {reached:.3g} of "
+        f"{peak:.3g}; shorten it with --warmup-epochs"
+    )

@@ -48,16 +48,17 @@ from convolve.models import registry
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
-from convolve.optim.schedules import RunSpan
+from convolve.optim.schedules import RunSpan, explain_warmup
 from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes
 from convolve.runs.clock import process_seconds
+from convolve.runs.figures import summary_figures
+from convolve.runs.finished import read_finished
 from convolve.runs.folder import create_run_dir, discard_failed_start, lock_run, read_config
 from convolve.runs.head import start_from_head
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
-from convolve.runs.summary import case_name
 
 DATA_BOUND_FRACTION = 0.25
 
@@ -156,7 +157,7 @@ class Session:
             self.outputs.average_checkpoints(self.data)
         report = self._report(timer, result, log.final_loss, stopped_by)
         self._report_data(timer)
-        self.outputs.write_results(self._figures(report, timer))
+        self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, evaluated=result is not None)
         return report
@@ -199,6 +200,9 @@ class Session:
             self.console.info(to_one_line(f"skipped entries of the data: {reasons}"))
             entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
             self.outputs.emit("skipped_entries", entries=entries)
+        peak = self.config.resolved_optim().learning_rate
+        if short := explain_warmup(self.config.schedule, peak, self.span):
+            self.console.info(short)
         report_lost(self.lost_guarantees, self.console, self.outputs.emit)
         choice = self.numerics.choice
         if choice.execution != "plain":
@@ -210,10 +214,16 @@ class Session:
         run = self.config.run
         result: EvalResult | None = None
         if run.validation_mode == "during":
-            result = event.validation if event else self.best if self.span.total == 0 else None
+            result = event.validation if event else self._evaluate_without_steps()
         elif run.validation_mode == "after" and run.checkpoints:
             result = self.outputs.validate_checkpoints(self.data)
         return result if self.data.dataset.validation is None else self._test_best()
+
+    def _evaluate_without_steps(self) -> EvalResult | None:
+        """Return the result of a process that trained nothing: of a fitted head, or of the restored last step."""
+        if self.span.total == 0:
+            return self.best
+        return evaluate_state(self.state, self.parts, self.data.test_loader(), self.config)
 
     def _test_best(self) -> EvalResult:
         """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
@@ -278,33 +288,6 @@ class Session:
         if self.loader.skipped:
             lines = "".join(f"{line}\n" for line in self.loader.skipped)
             write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode("utf-8", "backslashreplace"))
-
-    def _figures(self, report: TrainReport, timer: Timer) -> dict[str, Any]:
-        config, measured = self.config, timer.measured
-        return {
-            "network": config.model.model,
-            "dataset": report.dataset,
-            "batch_size": config.optim.batch_size,
-            "global_batch_size": config.global_batch_size,
-            "device_type": self.data.device.type,
-            "case_name": case_name(config.model.model, config.optim.batch_size, config.parallel.replicas, "acc"),
-            "images_per_second": report.images_per_second,
-            "ms_per_step": report.ms_per_step,
-            "first_excluded": timer.first_excluded,
-            "data_wait_included": True,
-            "data_wait_share": measured.data_wait_share if measured else None,
-            "test_accuracy": report.test_accuracy,
-            "test_samples": report.test_samples,
-            "final_loss": report.final_loss,
-            "steps": report.steps,
-            "precision": self.numerics.choice.policy.name,
-            "numerics": self.numerics.to_json(),
-            "skipped_steps": self.state.scaler.skipped,
-            "end_to_end_seconds": report.seconds,
-            "metrics": dict(report.metrics),
-            **({"weights": self.weights} if self.weights else {}),
-            "lost_guarantees": [lost.to_json() for lost in self.lost_guarantees],
-        }
 
 
 def open_session(
@@ -381,13 +364,20 @@ def resume(
     user: UserCode = NO_USER_CODE,
     hooks: Hooks | None = None,
 ) -> TrainReport:
-    """Continue a run from its newest intact checkpoint, with changes of length or layout."""
+    """Continue a run from its newest intact checkpoint, with changes of length or layout; a finished one is kept."""
     config = (changes or Changes()).apply(read_config(folder))
     device.configure(config.run.threads)
     with open_collectives(config.parallel, device.select(config.run.device)) as collectives:
         require_same_start(collectives, config)
+        console = rank_zero_console(collectives, console)
         with lock_run(folder, collectives), user.in_use():
-            session = open_session(config, folder, rank_zero_console(collectives, console), collectives, user)
+            if finished := read_finished(folder, config):
+                console.info(
+                    f"{folder} is complete at step {finished.steps}; nothing was changed (extend it with --epochs or "
+                    "--iterations)"
+                )
+                return finished
+            session = open_session(config, folder, console, collectives, user)
             session.hooks = hooks or session.hooks
             if session.outputs.store.paths() or not config.model.fit_head:
                 session.restore()

@@ -34,6 +34,7 @@ OPTIONAL: dict[str, str] = {
     "skipped_steps": "steps skipped because gradients were not finite",
     "global_batch_size": "samples per optimizer step",
     "steps": "optimizer steps",
+    "test_split": "what the data call the images of test_accuracy",
     "weights": "name, source, license and sha256 of the initial weights",
     "data_wait_share": "fraction of the training time spent waiting for data",
     "lost_guarantees": "guarantees that the user's code does not keep, with the reasons",

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from convolve.alignment import align
-from convolve.alignment.align import AlignPlan, PolicyResult, conclude, interval_95, parse_policy
+from convolve.alignment.align import AlignPlan, parse_policy
+from convolve.alignment.conclusion import PolicyResult, compare_accuracies, conclude, interval_95
 from convolve.alignment.lockstep import compare
 from convolve.errors import ConfigError
 from convolve.loggers.base import SilentConsole
@@ -38,15 +39,23 @@ def test_an_interval_needs_two_values():
     assert interval_95([0.90, 0.92]) == pytest.approx(12.706 * 0.01, rel=1e-3)
 
 
-def make(name, accuracy, curve, **given):
-    return PolicyResult(name, name, accuracies=[accuracy], curve=[(1, 2.3), (9, curve)], **given)
+def make(name, accuracy, curve, images=10_000, **given):
+    accuracies = accuracy if isinstance(accuracy, list) else [accuracy]
+    return PolicyResult(name, name, accuracies, images, curve=[(1, 2.3), (9, curve)], **given)
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (make("16.16", 0.9905, 0.1), "16.16 agrees with 32.32: 99.05% against 99.00%, +0.05 points over 1 seed."),
-        (make("16.16", 0.97, 0.2), "16.16 is worse than 32.32"),
+        (
+            make("16.16", 0.9905, 0.1),
+            "16.16 and 32.32: no difference detected, 99.05% against 99.00%, +0.05 ± 0.28 points over 1 seed "
+            "and 10,000 images, too few to show agreement within 0.15 points.",
+        ),
+        (
+            make("16.16", 0.97, 0.2),
+            "16.16 was worse than 32.32 with this seed, 97.00% against 99.00%, -2.00 ± 0.39 points",
+        ),
         (
             make("16.16", 0.5, 2.0, update_energy=1.0, lost_energy=0.9),
             "16.16 stalls: 90% of the weight updates are rounded away, and its loss falls by 14%",
@@ -61,6 +70,42 @@ def make(name, accuracy, curve, **given):
 def test_the_conclusion_is_one_sentence(other, words):
     conclusion = conclude([make("32.32", 0.99, 0.1), other], points=0.15)
     assert words in conclusion and conclusion.endswith(".") and "\n" not in conclusion
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "images", "words"),
+    [
+        (
+            [0.9901, 0.9911, 0.9893],
+            1_000_000,
+            "16.16 agrees with 32.32 within 0.15 points: 99.02% against 99.00%, +0.02",
+        ),
+        ([0.9701, 0.9711, 0.9693], 10_000, "16.16 is worse than 32.32: 97.02% against 99.00%, -1.98"),
+        ([0.9701, 0.9711, 0.9693], 100, "16.16 and 32.32: no difference detected"),  # too few images
+        ([0.9301, 0.9901, 0.9813], 10_000, "16.16 and 32.32: no difference detected"),  # seeds vary too much
+    ],
+)
+def test_a_conclusion_needs_enough_seeds_and_images(accuracies, images, words):
+    reference = make("32.32", [0.99, 0.9908, 0.9892], 0.1, images)
+    assert words in conclude([reference, make("16.16", accuracies, 0.1, images)], points=0.15)
+
+
+def test_one_seed_never_shows_agreement():
+    candidates = [make("32.32", 0.99, 0.1, 10**9), make("16.16", 0.99, 0.1, 10**9)]
+    assert "no difference detected" in conclude(candidates, points=0.15)
+
+
+def test_the_interval_of_a_difference_covers_it_95_times_of_100():
+    """Both formats equally good; seeds vary by 0.3 points; 2,000 images are drawn for each comparison."""
+    generator, missed, trials = torch.Generator().manual_seed(0), 0, 600
+    for _ in range(trials):
+        rates = 0.95 + 0.003 * torch.randn(2, 3, generator=generator, dtype=torch.float64)
+        images = torch.rand(2, 2000, generator=generator, dtype=torch.float64)
+        pairs = zip(rates, images, strict=True)
+        ours, theirs = ((draws[None] < rate[:, None]).double().mean(1).tolist() for rate, draws in pairs)
+        difference = compare_accuracies(make("a", ours, 0.1, 2000), make("b", theirs, 0.1, 2000))
+        missed += difference.excludes_zero
+    assert missed / trials < 0.05
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +127,7 @@ def test_without_stochastic_rounding_a_small_rate_stalls_and_align_reports_it(st
     assert falls[1] == pytest.approx(falls[0], rel=0.15)
     assert falls[2] < 0.75 * falls[0]
     assert "16.16:nearest stalls: " in stalled.conclusion and "16.16 stalls" not in stalled.conclusion
+    assert "16.16 and 32.32: no difference detected" in stalled.conclusion  # 297 images, one seed
 
 
 def test_align_names_the_first_divergence_and_every_layer(stalled):

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convolve.alignment.align import POLICIES, POLICY_WORDS, PolicyResult, conclude, interval_95, parse_policy
+from convolve.alignment.align import POLICIES, POLICY_WORDS, parse_policy
+from convolve.alignment.conclusion import PolicyResult, conclude, interval_95
 from convolve.alignment.lockstep import compare
 from convolve.config.loading import build
 
@@ -72,7 +73,7 @@ def test_an_interval_is_students_for_few_values_and_normal_for_many(values, half
 
 
 def result(name, accuracies=(0.9,), losses=(2.0, 1.0), **options):
-    return PolicyResult(name, name, accuracies=list(accuracies), curve=list(enumerate(losses)), **options)
+    return PolicyResult(name, name, list(accuracies), 10_000, curve=list(enumerate(losses)), **options)
 
 
 REFERENCE = result("32.32", (0.9, 0.9))
@@ -81,15 +82,21 @@ REFERENCE = result("32.32", (0.9, 0.9))
 @pytest.mark.parametrize(
     ("other", "conclusion"),
     [
-        (result("x", (0.9015,)), "x agrees with 32.32: 90.15% against 90.00%, +0.15 points over 1 seed."),
-        (result("x", (0.91, 0.93)), "x is better than 32.32: 92.00% against 90.00%, +2.00 points over 2 seeds."),
-        (result("x", (0.898,)), "x is worse than 32.32: 89.80% against 90.00%, -0.20 points over 1 seed."),
+        (result("x", (0.9015,)),
+         "x and 32.32: no difference detected, 90.15% against 90.00%, +0.15 ± 0.83 points over 1 seed and "
+         "10,000 images, too few to show agreement within 0.5 points."),
+        (result("x", (0.92, 0.92)),
+         "x is better than 32.32: 92.00% against 90.00%, +2.00 ± 0.79 points over 2 seeds and 10,000 images."),
+        (result("x", (0.898, 0.898)),
+         "x and 32.32: no difference detected, 89.80% against 90.00%, -0.20 ± 0.84 points over 2 seeds and "
+         "10,000 images, too few to show agreement within 0.5 points."),
         (result("x", ()), "x and 32.32 were not both validated, so no accuracy can be compared."),
         (result("x", (), skipped_steps=2),
          "x and 32.32 were not both validated, so no accuracy can be compared (2 steps skipped)."),
         (result("x", (0.9,), update_energy=1.0, lost_energy=0.75, skipped_steps=1),
-         "x agrees with 32.32: 90.00% against 90.00%, +0.00 points over 1 seed (1 steps skipped, 75% of the weight "
-         "updates rounded away)."),
+         "x and 32.32: no difference detected, 90.00% against 90.00%, +0.00 ± 0.83 points over 1 seed and "
+         "10,000 images (1 steps skipped, 75% of the weight updates rounded away), too few to show agreement within "
+         "0.5 points."),
         (result("x", (0.9,), (2.0, 1.5), update_energy=1.0, lost_energy=0.75),
          "x stalls: 75% of the weight updates are rounded away, and its loss falls by 50% of what 32.32 gains."),
         (result("x", (0.9,), (2.0, 3.0), update_energy=1.0, lost_energy=0.75),
@@ -98,7 +105,7 @@ REFERENCE = result("32.32", (0.9, 0.9))
     ],
 )  # fmt: skip
 def test_a_conclusion_has_accuracies_and_what_was_lost(other, conclusion):
-    assert conclude([REFERENCE, other], points=0.1501) == conclusion
+    assert conclude([REFERENCE, other], points=0.5) == conclusion
 
 
 def test_a_conclusion_has_a_clause_for_each_policy():

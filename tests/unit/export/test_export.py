@@ -174,6 +174,13 @@ def test_exported_weights_are_bit_identical(run_folder, tmp_path):
     assert metadata.classes == tuple("0123456789")
 
 
+@needs_onnx
+@pytest.mark.parametrize("form", ["onnx", "pt2", "safetensors", SLOW_AOTI])
+def test_an_exported_file_has_the_permissions_of_any_new_file(form, exported, tmp_path):
+    (tmp_path / "new").touch()
+    assert exported(form).path.stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
 def test_the_command_exports_into_the_run_folder(run_folder, capsys):
     assert dispatch(["export", str(run_folder), "--format", "pt2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])

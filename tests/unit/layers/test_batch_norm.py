@@ -86,3 +86,28 @@ def test_a_frozen_norm_stays_as_it_is():
     norm.eval()(torch.randn(4, 5, 2, 2))
     update_statistics(norm)
     assert torch.equal(norm.running_mean, before)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_one_value_per_channel_becomes_the_bias_and_is_not_counted(affine):
+    norm, _ = make_pair()
+    norm.affine = affine
+    before = norm.running_mean.clone(), norm.running_var.clone()
+    x = torch.randn(1, 5, 1, 1, requires_grad=True)
+    out = norm(x)
+    out.square().sum().backward()
+    assert torch.equal(out.flatten(), norm.bias if affine else torch.zeros(5))
+    assert torch.equal(x.grad, torch.zeros_like(x))
+    assert not norm.has_sums
+    norm(torch.randn(4, 5, 2, 2))
+    update_statistics(norm)
+    assert not torch.equal(norm.running_mean, before[0]) and norm.running_var.isfinite().all()
+
+
+def test_a_step_of_one_value_per_channel_keeps_the_running_statistics():
+    norm, _ = make_pair()
+    norm(torch.randn(1, 5, 1, 1))
+    before = norm.state_dict()
+    statistics = NormStatistics(norm)
+    statistics.update_running_stats(statistics.pending_sums)
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())

@@ -5,7 +5,7 @@ import pytest
 from convolve.config import ScheduleConfig
 from convolve.config.loading import resolve
 from convolve.errors import ConfigError
-from convolve.optim.schedules import RunSpan, build_schedule
+from convolve.optim.schedules import RunSpan, build_schedule, explain_warmup
 
 SPAN = RunSpan(total=1000, epoch=100)
 
@@ -127,3 +127,21 @@ def test_the_rmsprop_decay_can_follow_the_global_batch():
     assert resolve(None, None, given).config.resolved_optim().rmsprop_decay == 1 - 768 / 2**14
     with pytest.raises(ConfigError, match="the decay of -1 must not be negative"):
         resolve(None, None, {**given, "batch_size": 2**15})
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total", "line"),
+    [
+        (0, 10, None),
+        (1, 100, None),
+        (1, 200, None),
+        (
+            5,
+            100,
+            "the run ends inside its warm-up of 5 epochs, at a learning rate of 0.1 of 0.5; shorten it with --warm",
+        ),
+    ],
+)
+def test_a_run_that_ends_inside_its_warm_up_is_explained(warmup, total, line):
+    found = explain_warmup(ScheduleConfig(warmup_epochs=warmup), 0.5, RunSpan(total, 100))
+    assert found is None if line is None else found.startswith(line)

@@ -20,12 +20,13 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(READY_DEV): pyproject.toml requirements.lock $(READY)
+$(READY_DEV): pyproject.toml requirements.lock .ci/zoo.txt $(READY)
 	@if $(BIN)/python .ci/lock.py applies; then \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
 	else \
 	  echo "requirements.lock is for another system or Python: installing the newest versions"; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/zoo.txt; \
 	fi
 	touch $@
 
@@ -71,9 +72,8 @@ $(VENV)/.ready-fuzz: $(READY_DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'
 	touch $@
 
-# 60 models of timm and torchvision, unmodified. Installed without dependencies: pip would replace torch by another build.
+# 60 models of timm and torchvision, unmodified.
 zoo: $(READY_DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps timm 'torchvision==0.28.*' huggingface_hub
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/zoo.py
 
 soak: $(READY_DEV)

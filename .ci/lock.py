@@ -1,6 +1,6 @@
 """Write or check requirements.lock: the development environment with the sha256 of every package.
 
-    python .ci/lock.py write PYTHON       resolve `convolve[dev]` with the pip of PYTHON, and lock the result
+    python .ci/lock.py write PYTHON       resolve `convolve[dev]` and zoo.txt with the pip of PYTHON, and lock them
     python .ci/lock.py applies            exit with 0 if the lock is for this interpreter and system
 
 The lock holds for one system and Python version, named in its first line, since wheels with native code have other
@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 LOCK = Path(__file__).parents[1] / "requirements.lock"
+ZOO = Path(__file__).with_name("zoo.txt")
 EXCLUDED = {"torch", "convolve"}
 
 
@@ -29,10 +30,11 @@ def resolve(python: str) -> dict[str, str]:
     """Return `name==version` and sha256 of every file that pip would install for development, without installing it."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        options = ["--dry-run", "--ignore-installed", "--quiet", "--disable-pip-version-check"]
-        command = [python, "-m", "pip", "install", *options, "--report", str(report), f"{LOCK.parent}[dev]"]
-        subprocess.run(command, check=True)
-        items = json.loads(report.read_text())["install"]
+        options = ["--dry-run", "--ignore-installed", "--quiet", "--disable-pip-version-check", "--report", str(report)]
+        items = []
+        for wanted in ([f"{LOCK.parent}[dev]"], ["--no-deps", "-r", str(ZOO)]):
+            subprocess.run([python, "-m", "pip", "install", *options, *wanted], check=True)
+            items += json.loads(report.read_text())["install"]
     return {
         f"{item['metadata']['name']}=={item['metadata']['version']}": item["download_info"]["archive_info"]["hashes"][
             "sha256"

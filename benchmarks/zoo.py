@@ -126,6 +126,7 @@ class Result:
     blocks: int = 0
     native_layers: int = 0
     restart: bool = False
+    difference: str = ""
     accumulation: float | None = None
     norms_frozen: bool = False
     onnx: float | None = None
@@ -188,8 +189,8 @@ class KillingConsole(SilentConsole):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def check_restart(model: str, folder: Path, data: UserCode) -> bool:
-    """Kill a run after step 3, resume it, and compare its weights with those of an uninterrupted run."""
+def check_restart(model: str, folder: Path, data: UserCode) -> str:
+    """Kill a run after step 3, resume it, and return how it differs from an uninterrupted run; empty if it does not."""
     child = os.fork()
     if child == 0:
         try:
@@ -201,30 +202,45 @@ def check_restart(model: str, folder: Path, data: UserCode) -> bool:
     if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
         raise RuntimeError(f"the run was not killed (status {status})")
     steps = session.resume(folder / "killed", SilentConsole(), user=data).steps
-    return steps == STEPS and sha256(folder / "killed") == sha256(folder / "whole")
+    if steps == STEPS and sha256(folder / "killed") == sha256(folder / "whole"):
+        return ""
+    return f"{steps} steps; " + "; ".join(compare_checkpoints(folder / "whole", folder / "killed"))
+
+
+def compare_checkpoints(whole: Path, other: Path) -> list[str]:
+    """Return how many tensors differ in each checkpoint of two runs, and by how much, to find where they diverge."""
+    found = []
+    for path in sorted((whole / "checkpoints").glob("step-*/*.safetensors")):
+        left, right = load_file(path), load_file(other / path.relative_to(whole))
+        names = [name for name in left if not torch.equal(left[name], right[name])]
+        largest = max((float((left[name].double() - right[name].double()).abs().max()) for name in names), default=0.0)
+        first = f", first {names[0]}" if names else ""
+        found.append(
+            f"{path.parent.name}/{path.name}: {len(names)} of {len(left)} tensors differ, by {largest:.1e}{first}"
+        )
+    return found
 
 
 def check_accumulation(model: str, folder: Path, data: UserCode, *, frozen: bool) -> float:
     """Return the difference between 2 x 4 and 1 x 8 images after one step, as a fraction of the largest update."""
     options = {"iterations": 1, "freeze_norms": frozen}
     layouts: dict[str, Mapping[str, object]] = {
-        "joined": {"learning_rate": 0.01},
+        "joined": {},
         "parts": {"batch_size": BATCH // 2, "gradient_accumulation_count": 2},
-        "still": {"learning_rate": 1e-30},
     }
     found: dict[str, dict[str, Tensor]] = {}
     for name, layout in layouts.items():
         session.train(configure(model, folder / name, **{**options, **layout}), SilentConsole(), data)
         found[name] = load_file(weights_file(folder / name))
-    trained = [name for name, _ in build_model(model).named_parameters()]
-    update = max(float((found["joined"][name] - found["still"][name]).abs().max()) for name in trained)
-    return max(float((found["joined"][name] - found["parts"][name]).abs().max()) for name in trained) / update
+    initial = dict(build_model(model).named_parameters())
+    update = max(float((found["joined"][name] - value).abs().max()) for name, value in initial.items())
+    return max(float((found["joined"][name] - found["parts"][name]).abs().max()) for name in initial) / update
 
 
 def build_model(model: str) -> AdoptedModel:
     """Return the model as a run builds it."""
-    options = configure(model, Path("unused")).model
-    built = registry.build(model, classes=len(CLASSES), input_shape=(3, SIZE, SIZE), seed=1, options=options)
+    config, shape = configure(model, Path("unused")), (3, SIZE, SIZE)
+    built = registry.build(model, classes=len(CLASSES), input_shape=shape, seed=config.run.seed, options=config.model)
     assert isinstance(built, AdoptedModel), "models of other libraries are adopted"
     return built
 
@@ -241,6 +257,7 @@ def check(model: str) -> Result:
             session.train(configure(model, folder / "whole"), SilentConsole(), data)
             summary = json.loads((folder / "whole" / "summary.json").read_text())
             events = [json.loads(line) for line in (folder / "whole" / "events.jsonl").read_text().splitlines()]
+            difference = check_restart(model, folder, data)
             (facts,) = [event for event in events if event["kind"] == "start"]
             frozen = any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in built.modules())
             return Result(
@@ -248,7 +265,8 @@ def check(model: str) -> Result:
                 sum(parameter.numel() for parameter in built.parameters()),
                 len(built.blocks),
                 int(facts["facts"]["native_layers"]),
-                check_restart(model, folder, data),
+                not difference,
+                difference,
                 check_accumulation(model, folder, data, frozen=frozen),
                 frozen,
                 export(folder / "whole", "onnx", SilentConsole()).largest_difference,
@@ -270,7 +288,7 @@ def print_table(results: list[Result]) -> None:
             continue
         difference = f"{row.accumulation:.1e}{', norms frozen' if row.norms_frozen else ''}"
         mark = "*" * bool(row.warnings)
-        restart = "same sha256" if row.restart else "**differs**"
+        restart = "same sha256" if row.restart else f"**differs**: {row.difference}"
         print(
             f"| {row.model}{mark} | {row.parameters:,} | {blocks} | {row.native_layers} | {restart} | {difference} | "
             f"{row.onnx:.1e} |"

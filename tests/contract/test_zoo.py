@@ -14,7 +14,7 @@ MODELS = [
     "timm:convnext_atto",
     "timm:tinynet_e",
     "torchvision:squeezenet1_1",
-    "torchvision:shufflenet_v2_x0_5",
+    "torchvision:squeezenet1_0",
     "torchvision:mnasnet0_5",
 ]
 

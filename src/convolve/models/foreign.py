@@ -114,7 +114,12 @@ def _choose_arguments(maker: Any, args: BuildArgs) -> dict[str, Any]:
 def library_spec(name: str) -> ModuleSpec:
     """Return the spec of a model of timm or torchvision, without pretrained weights."""
     library, _, model = name.partition(":")
-    package = _import(library, name)
+    try:
+        package = import_library(library)
+    except Exception as error:
+        raise ConfigError(
+            f"model {name}: cannot import {library} ({describe(error)}); install it: pip install --no-deps {library}"
+        ) from error
     known = package.list_models() if library == "timm" else package.models.list_models()
     if not _NAME.fullmatch(model) or model.partition(".")[0] not in known:
         raise ConfigError(f"model {name}: {library} has no such model; {suggest(model, known)}")
@@ -144,20 +149,11 @@ def _make_torchvision(package: Any, model: str, args: BuildArgs) -> nn.Module:
     return call_maker(make, args)
 
 
-def _import(library: str, name: str) -> Any:
-    try:
-        return _import_without_operators(library)
-    except Exception as error:
-        raise ConfigError(
-            f"model {name}: cannot import {library} ({describe(error)}); install it: pip install --no-deps {library}"
-        ) from error
-
-
 _declared: list[torch.library.Library] = []
 
 
-def _import_without_operators(library: str) -> Any:
-    """Import a package. If torchvision's compiled operators are missing, declare those that its Python code extends."""
+def import_library(library: str) -> Any:
+    """Import timm or torchvision. If torchvision's compiled operators are missing, declare those that it extends."""
     try:
         return importlib.import_module(library)
     except RuntimeError as error:

@@ -4,10 +4,19 @@ import pytest
 import torch
 from torch.nn import functional
 
+from convolve.checkpoint.naming import convert_state_dict
 from convolve.config.schema import ModelConfig
 from convolve.models import registry
+from convolve.models.foreign import import_library
 
 TOLERANCE = 1e-4
+
+
+def library(name):
+    try:
+        return import_library(name)
+    except ModuleNotFoundError:
+        pytest.skip(f"{name} is not installed")
 
 
 def build(name, shape, classes=1000):
@@ -99,8 +108,7 @@ def test_efficientnet_equals_a_plain_reference():
     ],
 )
 def test_forward_equals_torchvision(name, theirs):
-    models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
-    other = getattr(models, theirs)(weights=None).eval()
+    other = library("torchvision").models.get_model(theirs, weights=None).eval()
     network = build(name, (3, 96, 96))
     network.load_state_dict(other.state_dict())
     x = torch.randn(2, 3, 96, 96)
@@ -110,10 +118,7 @@ def test_forward_equals_torchvision(name, theirs):
 
 @pytest.mark.parametrize(("name", "theirs"), [("efficientnet-b0", "efficientnet_b0"), ("resnet50", "resnet50")])
 def test_forward_equals_timm(name, theirs):
-    timm = pytest.importorskip("timm", reason="timm is not installed")
-    from convolve.checkpoint.naming import convert_state_dict
-
-    other = timm.create_model(theirs, pretrained=False).eval()
+    other = library("timm").create_model(theirs, pretrained=False).eval()
     network = build(name, (3, 96, 96))
     network.load_state_dict(convert_state_dict(other.state_dict(), network.state_dict()))
     x = torch.randn(2, 3, 96, 96)

@@ -24,7 +24,8 @@ NAMED = {
 }
 VERB = re.compile(r"`convolve (\w+)`")
 CODE = re.compile(r"`([^`]+)`")
-PARTS = {"bench": ["infer", "--help"]}
+WITH_TOPICS = ("train", "align", "plan")
+PARTS = {"bench": ["infer", "--help", "all"]}
 
 
 def rows(page):
@@ -49,7 +50,7 @@ def translated(command, option):
 def flags_of(command, capsys):
     """Every flag that the help of a command shows."""
     with pytest.raises(SystemExit):
-        dispatch([command, *PARTS.get(command, ["--help"])])
+        dispatch([command, *PARTS.get(command, ["--help", "all"] if command in WITH_TOPICS else ["--help"])])
     return set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", capsys.readouterr().out))
 
 

@@ -36,6 +36,7 @@ from convolve.config.model_options import family_of
 from convolve.errors import CheckpointError, ConfigError
 from convolve.files import file_sha256
 from convolve.loggers.base import Console
+from convolve.loggers.run_lines import join_lines
 from convolve.models import registry
 from convolve.models.network import Network
 
@@ -109,7 +110,7 @@ def adopt_weights(config: Config, console: Console) -> Config:
         return config
     _require_model(config, weights)
     if weights.license:
-        console.info(f"weights {weights.name}: {weights.source}; license {weights.license}")
+        console.info(join_lines(f"weights {weights.name}: license {weights.license}", f"source: {weights.source}"))
     needed = _needed_options(config, weights)
     values = config.values()
     adopted = {name: value for name, value in needed.items() if values[name] is None}

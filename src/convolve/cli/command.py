@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from convolve import device, plugins
 from convolve.checkpoint.weights_table import find_info
+from convolve.cli.help import HelpAction, HelpFormatter
 from convolve.compat.config_files import resolve
 from convolve.compat.options import translate
 from convolve.config import Config, ModelConfig
@@ -25,6 +26,7 @@ DEFAULT_CONFIG = "lenet-mnist"
 RUN_COMMANDS = ("restore", "validate", "predict", "export", "serve", "report", "average", "describe")
 PLUGIN_COMMANDS = (*RUN_COMMANDS, "train", "bench", "align", "plan")
 PLUGIN_HELP = "Python file to execute first; its decorators register models and other parts (may be repeated)"
+_LONG_CHOICES = 56
 RUN_MODEL_HELP = "code of the run's model, if it is yours: code named in a file is never imported"
 
 
@@ -33,8 +35,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str, **options: Any) -> None:
         super().__init__(
-            prog=f"convolve {command}", description=description, allow_abbrev=False, formatter_class=_Help, **options
+            prog=f"convolve {command}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=HelpFormatter,
+            add_help=False,
+            **options,
         )
+        self.help_action = HelpAction(("-h", "--help"), "help")
+        self._add_action(self.help_action)
         self.add_argument("--json", action="store_true", help="print the result as a JSON object on the last line")
         name = command.partition(" ")[0]
         if name in PLUGIN_COMMANDS:
@@ -69,11 +78,6 @@ def load_user_code(namespace: argparse.Namespace) -> None:
         plugins.trust(model)
 
 
-class _Help(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
-
-
 def format_value(value: object) -> str:
     """Return a value as shown in help and tables; None is an empty string."""
     if isinstance(value, bool):
@@ -90,14 +94,22 @@ def _split_optional(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
+def _choices(kind: Any) -> tuple[str, ...]:
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
 def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "|".join(str(choice) for choice in get_args(kind))
+    choices = "|".join(_choices(kind))
+    if choices:
+        return choices if len(choices) <= _LONG_CHOICES else "NAME"
     return {int: "N", float: "X", str: "NAME"}.get(kind, "PATH")
 
 
 def _help(info: FieldInfo) -> str:
     text, default = (info.description or "").replace("%", "%%"), format_value(info.get_default())
+    choices = _choices(_split_optional(info.annotation)[0])
+    if len("|".join(choices)) > _LONG_CHOICES:
+        text = f"{text}; one of {', '.join(choices)}"
     return f"{text} [{default}]" if default and not text.endswith("]") else text
 
 
@@ -124,6 +136,7 @@ def add_config_flags(parser: Parser, model: str | None = None) -> None:
 
     With a `model`, the options of its family come first, and those of other families are hidden.
     """
+    parser.help_action.accept_topics()
     parser.add_argument("--config", metavar="NAME", help="named config to start from; list them: `convolve configs`")
     parser.add_argument("--config-path", type=Path, metavar="FILE", help="YAML file with your named configs")
     family = family_of(model) if model else None

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from convolve.distributed.topology import is_rank_zero
+from convolve.loggers.run_lines import RunLines, join_lines
 from convolve.loggers.streams import dropping_output, print_line
 from convolve.loggers.terminal import PlainConsole, TerminalConsole
+from convolve.report.interval import half_width
+from convolve.run_files import REPORT_FILE
 
 if TYPE_CHECKING:
     from convolve.api.run import Run
@@ -26,15 +29,12 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def open_console(as_json: bool = False, *, by_epoch: bool = False) -> Iterator[TerminalConsole | PlainConsole]:
+def open_console(as_json: bool = False, *, photos: bool = False) -> Iterator[TerminalConsole | PlainConsole]:
     """Open a progress bar if the output is a terminal, else plain lines, and close it.
 
-    `by_epoch` prints one line for each epoch instead of every log point.
+    `photos` is for a run on a folder of photos.
     """
-    # Imported here because commands without training do not need it.
-    from convolve.cli.epoch_lines import EpochLines
-
-    lines = EpochLines() if by_epoch else None
+    lines = RunLines(photos=photos)
     console = TerminalConsole(lines) if sys.stdout.isatty() and not as_json else PlainConsole(lines)
     try:
         yield console
@@ -146,10 +146,7 @@ def finish_training(report: "TrainReport | None", as_json: bool) -> int:
             reason = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
             print_line(f"Interrupted by {reason} at step {report.steps}; resume with: {resume}")
         elif report.chance is not None:
-            # Imported here because it extends the consoles of this module.
-            from convolve.cli.epoch_lines import print_photo_result
-
-            print_photo_result(report)
+            _print_photo_result(report)
         else:
             _print_report(report)
         if as_json:
@@ -176,10 +173,24 @@ def finish_folds(report: "FoldsReport", as_json: bool) -> int:
 
 
 def _print_report(report: "TrainReport") -> None:
+    speed = (
+        f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in total"
+    )
+    print_line(join_lines(speed, f"run folder {report.run_dir}"))
     if report.test_accuracy is not None:
         accuracy = f"{report.split} accuracy {report.test_accuracy:.2%}"
         print_line(f"{accuracy} on {report.test_samples:,} images of {report.dataset}")
-    print_line(
-        f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in total; "
-        f"run folder {report.run_dir}"
-    )
+
+
+def _print_photo_result(report: "TrainReport") -> None:
+    if report.stopped_early is not None:
+        print_line(f"stopped after {report.steps:,} steps: {report.stopped_early}")
+    if report.test_accuracy is None or not report.test_samples:
+        print_line(f"run folder {report.run_dir}")
+        return
+    half = half_width(report.test_accuracy, report.test_samples)
+    counts = f"chance {report.chance:.0%}, {report.test_samples:,} photos, +/-{100 * half:.1f}"
+    result = f"accuracy {report.test_accuracy:.1%} ({counts})"
+    follow_up = f"open {report.run_dir / REPORT_FILE}, try: convolve serve {report.run_dir}"
+    # A log file has one line; it would not fit a terminal.
+    print_line(join_lines(result, follow_up, " - ") if sys.stdout.isatty() else f"{result} - {follow_up}")

@@ -8,7 +8,7 @@ from convolve.cli.command import Parser, add_config_flags, read_config
 from convolve.cli.console import print_json
 from convolve.compat.options import translate
 
-USAGE = "convolve find-lr [--option value ...]     takes every option of `convolve train`"
+USAGE = "convolve find-lr [--option value ...]"
 
 
 def run(argv: Sequence[str]) -> int:

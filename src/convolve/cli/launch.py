@@ -19,7 +19,7 @@ from convolve.errors import ConfigError
 if TYPE_CHECKING:
     from convolve.distributed.launch.ssh import Job
 
-USAGE = "convolve launch --hosts a,b [--num-instances 4] [--num-replicas 8] [options] -- train --config NAME ..."
+USAGE = "convolve launch --hosts a,b [options] -- train --config NAME ..."
 COMMANDS = ("train", "restore")
 
 

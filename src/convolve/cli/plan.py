@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from convolve.planning.plan import Hardware, Plan
 
 
-USAGE = "convolve plan [CONFIG] [--option value ...]     takes every option of `convolve train`"
+USAGE = "convolve plan [CONFIG] [--option value ...]"
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 

@@ -48,5 +48,5 @@ def run(argv: Sequence[str]) -> int:
     if should_spawn(config):
         return spawn_ranks(["restore", *argv], config)
     given: Any = {"epochs": options.epochs, "iterations": options.iterations, **changes.parallel}
-    with open_console(options.json, by_epoch=(options.run / RECIPE_FILE).is_file()) as console:
+    with open_console(options.json, photos=(options.run / RECIPE_FILE).is_file()) as console:
         return run_training(lambda: run.resume(progress=console, **given), options.json)

@@ -13,7 +13,7 @@ from convolve.errors import ConfigError
 if TYPE_CHECKING:
     from convolve.api.search import SweepResult
 
-USAGE = "convolve sweep --grid OPTION=VALUE,VALUE ... [--option value ...]     takes every option of `convolve train`"
+USAGE = "convolve sweep --grid OPTION=VALUE,VALUE ... [--option value ...]"
 
 
 def run(argv: Sequence[str]) -> int:

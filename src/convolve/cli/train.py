@@ -25,8 +25,15 @@ from convolve.errors import ConfigError
 if TYPE_CHECKING:
     from convolve.runs.results import TrainReport
 
-USAGE = "convolve train [PHOTOS] [--option value ...]     --model NAME --help lists that model's options first"
-EPILOG = "`--option none` unsets an optional value. Without arguments: LeNet on MNIST."
+USAGE = "convolve train [PHOTOS] [--option value ...]"
+EPILOG = """examples:
+  convolve train flowers                 photos in flowers/CLASS/
+  convolve train flowers --minutes 10    the same, in ten minutes
+  convolve train --model resnet50 --data-dir imagenet --epochs 90
+  convolve train                         LeNet on MNIST
+
+--model NAME --help also lists the options of that model.
+--option none unsets an optional value."""
 
 
 def read_options(argv: Sequence[str]) -> Namespace:
@@ -80,5 +87,5 @@ def _train_photos(folder: Path, options: Namespace) -> TrainReport | None:
     convolve.prepare()
     from convolve.recipes.photos import train_photos
 
-    with open_console(options.json, by_epoch=True) as console:
+    with open_console(options.json, photos=True) as console:
         return train_photos(folder, explicit_options(options), console)

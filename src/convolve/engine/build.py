@@ -35,6 +35,7 @@ from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import NormStatistics
 from convolve.loggers.base import Console
+from convolve.loggers.run_lines import join_lines
 from convolve.models import registry
 from convolve.models.fastnet import WHITENED_IMAGES, Whitening
 from convolve.models.network import Network, Shape, apply_freezing, layer_rates
@@ -96,8 +97,8 @@ def build_initial_model(
             module.fit_images(batch.micro_batches[0].images)
     if weights is not None:
         report = load_pretrained(model, weights.path)
-        new = f"; newly initialized: {', '.join(report.new)}" if report.new else ""
-        console.info(f"loaded {report.loaded} tensors from {weights.name}{new}")
+        loaded = f"loaded {report.loaded} tensors from {weights.name}"
+        console.info(join_lines(loaded, f"newly initialized: {', '.join(report.new)}") if report.new else loaded)
     return model
 
 

@@ -6,47 +6,24 @@ import time
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_train, format_validation
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.run_lines import RunLines
 from convolve.loggers.streams import dropping_output, print_line
 
 REFRESH_SECONDS = 0.1
 PLAIN_SECONDS = 2.0
-
-
-def format_start(run: RunInfo) -> str:
-    """Return the first line of a run."""
-    facts = run.facts
-    model, data = f"{facts['model']} ({facts['parameters']:,} parameters)", facts["dataset"]
-    if run.restored_step is None:
-        return f"Training {model} on {data}; run folder {run.folder}"
-    return f"Resuming {model} on {data} from step {run.restored_step}; run folder {run.folder}"
-
-
-class RunLines:
-    """The lines of a run: its start, every log point and every validation. None prints nothing."""
-
-    def start(self, run: RunInfo) -> str:
-        return format_start(run)
-
-    def progress(self, done: int, total: int | None) -> None:
-        """Note the position in training."""
-
-    def train(self, record: TrainRecord) -> str | None:
-        return format_train(record)
-
-    def valid(self, record: ValidationRecord) -> str | None:
-        return format_validation(record)
+_BAR = 16
 
 
 class TerminalConsole:
-    """Progress bar with loss, accuracy, images/s and remaining time; lines other than log points are above it."""
+    """Progress bar with loss, images/s and remaining time; above it, one line for each epoch."""
 
     def __init__(self, lines: RunLines | None = None) -> None:
         self._lines = lines or RunLines()
         self._console = RichConsole(file=sys.stdout, highlight=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=_BAR),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
@@ -83,7 +60,9 @@ class TerminalConsole:
 
     def train(self, record: TrainRecord) -> None:
         self._lines.train(record)
-        counted = "" if record.loss is None else f"loss {record.loss:.4f}  accuracy {record.accuracy:.2%}  "
+        if line := self._lines.epoch(record):
+            self.info(line)
+        counted = "" if record.loss is None else f"loss {record.loss:.4f}, "
         for task in self._tasks.values():
             self._progress.update(task, facts=f"{counted}{record.images_per_second:,.0f} images/s")
 
@@ -100,7 +79,7 @@ class TerminalConsole:
 
 
 class PlainConsole:
-    """Plain lines for pipes, log files and `--json`; progress every few seconds, except for training, which logs."""
+    """Plain lines for pipes, log files and `--json`; a few for each epoch, and progress of other work every 2 s."""
 
     def __init__(self, lines: RunLines | None = None) -> None:
         self._lines = lines or RunLines()
@@ -121,7 +100,7 @@ class PlainConsole:
         self.info(self._lines.start(run))
 
     def train(self, record: TrainRecord) -> None:
-        if line := self._lines.train(record):
+        if line := self._lines.train(record) or self._lines.epoch(record):
             self.info(line)
 
     def valid(self, record: ValidationRecord) -> None:

@@ -157,7 +157,7 @@ def _fine_tune(given: dict[str, Any], count: int, console: Console) -> PhotoPlan
     tune = f"then fine-tune for up to {optim.epochs:g} epochs"
     lines = (
         f"model: {config.model.model} at {config.data.image_size} pixels with ImageNet weights"
-        + (", small enough for a CPU" if "model" not in given and target.type == "cpu" else ""),
+        + (", for a CPU" if "model" not in given and target.type == "cpu" else ""),
         "plan: fit a classifier on frozen features" + (f", {tune}" if optim.epochs else " only"),
     )
     return PhotoPlan(config, lines)

@@ -66,7 +66,7 @@ def test_help_for_a_model_lists_its_options_first_and_hides_those_of_other_famil
     with pytest.raises(SystemExit):
         parse("--model", "resnet50", "--help")
     text = capsys.readouterr().out
-    assert text.index("--last-gamma-zero") < text.index("--dataset NAME")
+    assert text.index("--last-gamma-zero") < text.index("--data-dir PATH")
     assert "--expand-ratio" not in text
 
 

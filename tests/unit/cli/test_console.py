@@ -20,7 +20,8 @@ from convolve.cli.console import (
 )
 from convolve.cli.describe import draw
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
-from convolve.loggers.terminal import PlainConsole, TerminalConsole, format_start
+from convolve.loggers.run_lines import format_start
+from convolve.loggers.terminal import PlainConsole, TerminalConsole
 from convolve.runs.results import TrainReport
 
 RUN = RunInfo("x", Path("runs/x"), facts={"model": "lenet5", "parameters": 61706, "dataset": "digits"})
@@ -126,7 +127,7 @@ def test_plain_output_has_a_line_for_each_record_and_none_for_events(capsys):
     console.close()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines] == [
-        "Training lenet5 (61", "step 7", "validation of step-000000007",
+        "Training lenet5 (61", "epoch 0.50: loss 0.250", "epoch 0.5: loss 0.250", 
     ]  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def test_a_terminal_prints_validations_and_keeps_training_in_the_bar(capsys):
     console.progress("validate", 2, 2)
     console.close()
     text = " ".join(capsys.readouterr().out.split())
-    assert "Training lenet5" in text and "accuracy 87.50% of 297 images" in text
+    assert "Training lenet5" in text and "validation 87.5% (best)" in text
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -165,8 +166,8 @@ def report(**changes):
 def test_a_finished_training_reports_accuracy_and_speed(capsys):
     assert finish_training(report(), as_json=False) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "test accuracy 90.00% on 1,234 images of digits",
         "1,500 images/s, 2.50 ms/step, 3.2 s in total; run folder runs/x",
+        "test accuracy 90.00% on 1,234 images of digits",
     ]
 
 

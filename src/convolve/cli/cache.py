@@ -14,7 +14,10 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("cache", "List or remove cached weights, features, data sets and indexes.")
     parser.add_argument("action", nargs="?", choices=("list", "remove"), default="list", help="what to do [list]")
     parser.add_argument("names", nargs="*", metavar="NAME", help="remove: names as listed")
-    parser.add_argument("--kind", choices=tuple(KINDS), help="only entries of this kind [all]")
+    kinds = ", ".join(KINDS)
+    parser.add_argument(
+        "--kind", choices=tuple(KINDS), metavar="KIND", help=f"only entries of this kind: {kinds} [all]"
+    )
     parser.add_argument("--all", action="store_true", help="remove: every entry, of --kind if given")
     options = parser.parse(argv)
     entries = list_cache([options.kind] if options.kind else KINDS)

@@ -18,10 +18,13 @@ from convolve.run_files import RECIPE_FILE
 if TYPE_CHECKING:
     from convolve.runs.changes import Changes
 
+USAGE = "convolve restore RUN [--epochs X | --iterations N] [--option value ...]"
+
 
 def read_options(argv: Sequence[str]) -> Namespace:
     """Parse the options of this command."""
-    parser = Parser("restore", "Resume a run from its newest checkpoint; the result is that of an uninterrupted run.")
+    summary = "Resume a run from its newest checkpoint; the result is that of an uninterrupted run."
+    parser = Parser("restore", summary, usage=USAGE)
     parser.add_argument("run", type=Path, help="run folder")
     duration = parser.add_mutually_exclusive_group()
     duration.add_argument("--epochs", type=float, metavar="X", help="new length of the run in epochs")

@@ -7,7 +7,7 @@ of an epoch, because it has no progress bar.
 import math
 import time
 
-from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
+from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_validation
 
 WIDTH = 80
 _PARTS = 4
@@ -52,9 +52,11 @@ class RunLines:
         self._accuracy = self._best = -1.0
         self._first: tuple[float, int] | None = None
         self._part = self._epoch = 0
+        self._training = False
 
     def start(self, run: RunInfo) -> str:
         """Return the first line of a run."""
+        self._training = True
         self._averages = run.config.get("ema_decay") is not None
         self._validates = run.config.get("validation_mode", "during") == "during"
         if not self._photos:
@@ -84,6 +86,8 @@ class RunLines:
 
     def valid(self, record: ValidationRecord) -> str | None:
         """Return the line of an epoch; None if the validation of the averaged weights is still to come."""
+        if not self._training:
+            return format_validation(record)
         trained = self._record
         if (trained is not None and record.step != trained.step) or not record.checkpoint.startswith("step-"):
             return f"{record.checkpoint}: validation {record.accuracy:.1%}, loss {record.loss:.3f}"

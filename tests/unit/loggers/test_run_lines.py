@@ -99,6 +99,7 @@ def test_a_run_without_validation_has_a_line_for_each_epoch_too() -> None:
 
 def test_validations_after_training_are_named_by_their_checkpoint() -> None:
     lines = RunLines()
+    lines.start(RunInfo("x", Path("runs/x"), {}, {"model": "lenet5", "parameters": 5, "dataset": "digits"}))
     lines.train(train_record(30))
     assert lines.valid(validation("step-000000010", 10, 0.5)) == "step-000000010: validation 50.0%, loss 0.500"
     assert lines.valid(validation("mean", 30, 0.75)) == "mean: validation 75.0%, loss 0.500"
@@ -111,3 +112,10 @@ def test_a_long_first_line_becomes_two() -> None:
         "Training efficientnet-lite0 (3,377,413 parameters) on imagenet",
         "run folder runs/a-long-name-of-a-run-1",
     ]
+
+
+def test_a_validation_outside_of_a_run_names_its_checkpoint() -> None:
+    line = RunLines().valid(validation("step-000000010", 10, 0.5))
+    assert line is not None and line.startswith(
+        "validation of step-000000010, epoch 1.00, loss 0.5000, accuracy 50.00%"
+    )

@@ -1,7 +1,7 @@
 """What convolve keeps in its cache folder, and how to remove it. Everything there can be made or fetched again.
 
-A kind is a subfolder of the cache. An entry of `weights` or `datasets` is a folder, one of `features` a file; each of
-the other kinds is one entry.
+A kind is a subfolder of the cache. An entry of `weights` or `datasets` is a folder, one of `features` or `engines` a
+file; each of the other kinds is one entry.
 """
 
 import json
@@ -22,8 +22,9 @@ KINDS = {
     "scans": "checksums and sizes of image files",
     "native": "compiled kernels",
     "inductor": "compiled exports",
+    "engines": "exports for inference engines, and which engine is fastest",
 }
-_DIVIDED = ("weights", "features", "datasets")
+_DIVIDED = ("weights", "features", "datasets", "engines")
 
 
 @dataclass(frozen=True)

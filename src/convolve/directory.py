@@ -7,7 +7,9 @@ that no other user can write to or replace.
 """
 
 import errno
+import hashlib
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -181,3 +183,34 @@ def private_folder(root: Path, name: str) -> Path:
             raise ConvolveError(f"{part}: other users can write there; {remedy}")
         part.chmod(0o700)
     return folder
+
+
+def find_intact(folder: Path, name: str, suffix: str) -> Path | None:
+    """Return an intact file `name-SHA256suffix` of this user in a private folder; remove all others of this name."""
+    for path in sorted(folder.glob(f"{name}-*{suffix}")):
+        if _is_intact(path):
+            return path
+        with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+    return None
+
+
+def _is_intact(path: Path) -> bool:
+    """Compare a file with the sha256 in its name: mapping a truncated library would end the process with SIGBUS.
+
+    Another user may have put it here before the folder was private, so its owner is checked too. From here on only
+    this user can change the file.
+    """
+    try:
+        # Neither a link nor a pipe, which would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            if not (private and stat.S_ISREG(status.st_mode)):
+                return False
+            return hashlib.sha256(file.read()).hexdigest() == path.stem.rpartition("-")[2]
+    except OSError:
+        return False

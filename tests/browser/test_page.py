@@ -67,7 +67,7 @@ def photo(random, channel):
 @pytest.fixture(scope="module")
 def address(runs):
     models = [f"{name}={runs / name}" for name in ("digits", "colors")]
-    server = Running("serve", *models, "--port", "0", "--threads", "1")
+    server = Running("serve", *models, "--port", "0", "--threads", "1", "--engine", "torch")
     with server.stdout:
         found = next((found for line in server.stdout if (found := re.search(r"http://\S+", line))), None)
         assert found, "the server did not start"

@@ -444,8 +444,8 @@ CALLS = {
 }
 AVERAGE_OPTIONS = {"count", "decay", "discard_last", "statistics", "filename", "progress"}
 METHODS = {
-    "validate": ("validate", "runs/x --batch-size 3", {"batch_size", "progress"}),
-    "export": ("export", "runs/x --format pt2", {"output", "int8", "progress"}),
+    "validate": ("validate", "runs/x --batch-size 3", {"batch_size", "engine", "progress"}),
+    "export": ("export", "runs/x --format pt2", {"output", "int8", "max_accuracy_loss", "progress"}),
     "average": ("average", "runs/x --mode mean", AVERAGE_OPTIONS),
 }
 

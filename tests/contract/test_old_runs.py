@@ -85,7 +85,7 @@ def test_an_old_run_is_served_with_the_predictions_of_the_command(old_run):
 
     image = DIGITS / "7.png"
     [expected] = predict(old_run, [image], SilentConsole()).predictions
-    server = Running("serve", old_run, "--port", "0", "--threads", "1", "--json")
+    server = Running("serve", old_run, "--port", "0", "--threads", "1", "--engine", "torch", "--json")
     with server.stdout as output:
         url = next(json.loads(line) for line in iter(output.readline, "") if line.startswith("{"))["url"]
         request = Request(f"{url}predict", image.read_bytes(), {"Content-Type": "image/png"})

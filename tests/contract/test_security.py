@@ -47,8 +47,8 @@ PLAIN_SCRIPT = "benchmarks/photo_baseline.py"
 ONE_PLACE = {
     "torch.load": "src/convolve/checkpoint/convert.py",
     "yaml.load": "src/convolve/config/loading.py",
-    "torch.export.load": "src/convolve/export/formats.py",
-    "aoti_load_package": "src/convolve/export/formats.py",
+    "torch.export.load": "src/convolve/inference/formats.py",
+    "aoti_load_package": "src/convolve/inference/formats.py",
 }
 
 
@@ -130,14 +130,14 @@ def test_the_search_finds_forbidden_calls(text: str) -> None:
 
 
 def test_exports_are_opened_only_after_writing_them_or_by_a_call_that_names_the_file() -> None:
-    """A pt2 file is a program. `convolve.load` of the Python API opens the one that its caller names."""
+    """A pt2 file is a program. `convolve.load` opens the one that its caller names, engines those in their cache."""
     openers = {
         file.stem
         for file in FILES
         if file.name != "formats.py"
         and any(name.endswith("open_export") for name, _ in calls(ast.parse(file.read_text())))
     }
-    assert openers <= {"export", "infer", "classifier"}
+    assert openers <= {"export", "infer", "classifier", "trained"}
 
 
 def test_yaml_is_read_by_a_safe_loader_only() -> None:

@@ -14,8 +14,8 @@ from convolve.config.loading import resolve
 from convolve.data.image_io import read_image
 from convolve.data.lookup import load_digits
 from convolve.export import export
-from convolve.export.formats import open_export
 from convolve.inference import classifier
+from convolve.inference.formats import open_export
 from convolve.inference.preprocess import preprocess
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session

@@ -9,6 +9,7 @@ import pytest
 from convolve.checkpoint.store import Store
 from convolve.errors import CheckpointError, ConvolveError
 from convolve.files import LineFile, hold_lock, recover, remove_folder, replace_file, write_folder
+from convolve.inference.classifier import LoadOptions
 from convolve.loggers.base import SilentConsole
 from convolve.loggers.files import truncate_after
 from convolve.numerics.observers import write_dump
@@ -30,7 +31,7 @@ ACTIONS = {
     "validate": lambda folder: validate(folder, SilentConsole()),
     "report": lambda folder: report([folder], SilentConsole()),
     "average": lambda folder: average(folder, AverageRecipe("mean"), SilentConsole()),
-    "serve": lambda folder: make_reload(folder, 1)(),
+    "serve": lambda folder: make_reload(folder, LoadOptions(threads=1))(),
 }
 # One action in `make test`, all of them in `make faults`.
 EVERY_ACTION = [pytest.param(action, marks=[pytest.mark.slow] * (action != "restore")) for action in ACTIONS]

@@ -22,7 +22,7 @@ ROUNDS = 2000 if "FAULTS_COMPLETE" in os.environ else 60
 
 @pytest.fixture(scope="module")
 def server(digits_run):
-    running = Running("serve", digits_run, "--port", "0", "--threads", "1", "--body-seconds", "2")
+    running = Running("serve", digits_run, "--port", "0", "--threads", "1", "--engine", "torch", "--body-seconds", "2")
     port = next(int(match[1]) for line in running.stdout if (match := re.search(r"http://\S+:(\d+)/", line)))
     yield port
     assert running.stop() == 0

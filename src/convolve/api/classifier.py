@@ -17,18 +17,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from convolve.api.run import Run
+from convolve.api.run import Engines, Run
 from convolve.api.run import open as open_run
 from convolve.api.session import session
 from convolve.data.image_io import decode_image, read_image
 from convolve.errors import CheckpointError, ConfigError, DataError
 from convolve.inference import classifier as inference
+from convolve.inference.engines.base import describe
 from convolve.inference.preprocess import preprocess
 from convolve.run_files import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from convolve.api.user_code import ModelLike
-    from convolve.inference.metadata import ModelMetadata
 
 Pixels = npt.NDArray[np.uint8]
 ImageInput: TypeAlias = "str | Path | bytes | Image.Image | Pixels | Tensor"
@@ -55,22 +55,24 @@ class Prediction:
 
 
 class Classifier:
-    """A trained model at the time it was loaded. Any number of threads may share it: nothing changes it."""
+    """A trained model at the time it was loaded. Any number of threads may share it: nothing changes it.
+
+    `engine` is the name and version of what computes.
+    """
 
     def __init__(
         self,
         source: Path,
-        metadata: ModelMetadata,
-        probabilities: Callable[[Pixels], npt.NDArray[np.float32]],
-        model: inference.Classifier | None = None,
+        model: inference.Classifier,
         options: dict[str, Any] | None = None,
     ) -> None:
+        metadata = model.metadata
         self.source = source
         self.classes = metadata.classes
         self.input_shape = metadata.transform.shape
         self.version = source.name
+        self.engine = describe(model.engine)
         self._metadata = metadata
-        self._classify = probabilities
         self._model = model
         self._options = options or {}
         self._sha256 = _hash(source)
@@ -84,7 +86,7 @@ class Classifier:
     @property
     def module(self) -> nn.Module:
         """The model in evaluation mode, with batch norms folded; maps normalized images to logits."""
-        return self._torch().model
+        return self._layers()
 
     def predict(self, image: ImageInput, *, top: int = 5, invert: bool | None = None) -> Prediction:
         """Classify one image. `invert`: for digits, True if the ink is darker than the paper [detected]."""
@@ -144,22 +146,22 @@ class Classifier:
             raise DataError(
                 f"pixels: {values.dtype} {list(values.shape)}; give uint8 [N, {height}, {width}, {channels}]"
             )
-        return self._classify(np.ascontiguousarray(values))
+        return self._model.classify(np.ascontiguousarray(values))
 
     def explain(self, image: ImageInput, *, invert: bool | None = None) -> Image.Image:
         """Return the input image with a Grad-CAM heat map of the predicted class."""
-        from convolve.inference.gradcam import overlay_png
+        from convolve.inference.overlay import overlay_png
 
-        model = self._torch()
+        self._layers()
         pixels = preprocess(self._decode(image, _name(image, 0)), self._metadata.input_spec, invert)
         label = self.probabilities(pixels[None]).argmax(axis=1)
-        heatmap = model.explain(pixels[None], label)[0]
+        heatmap = self._model.explain(pixels[None], label)[0]
         return Image.open(io.BytesIO(overlay_png(pixels, heatmap)))
 
-    def _torch(self) -> inference.Classifier:
-        if self._model is None:
+    def _layers(self) -> nn.Module:
+        if self._model.model is None:
             raise ConfigError(f"{self.source}: an exported file has no layers to look into; load the run instead")
-        return self._model
+        return self._model.model
 
     def _decode(self, image: ImageInput, name: str) -> Pixels:
         channels = self._metadata.input_spec.channels
@@ -190,42 +192,47 @@ def load(
     checkpoint: str = "best",
     model: ModelLike | None = None,
     device: str = "auto",
+    engine: Engines | None = None,
 ) -> Classifier:
     """Return a classifier from a run, a checkpoint folder, or an exported file (.onnx or .pt2).
 
     Args:
+        engine: what computes: the fastest (auto), or one by name. By default the reproducible one: torch, or
+            onnxruntime for an ONNX file.
         checkpoint: of a run: best, newest, or the name of a checkpoint or average.
         model: your module again, if the run was trained with one.
     """
     if isinstance(source, Run):
-        return load_run(source if model is None else open_run(source.path, model=model), checkpoint, device)
+        return load_run(source if model is None else open_run(source.path, model=model), checkpoint, device, engine)
     path = Path(source)
     if path.suffix in (".onnx", ".pt2") and path.is_file():
-        return _load_export(path)
-    return load_run(open_run(path, model=model), checkpoint, device)
+        return _load_export(path, engine)
+    return load_run(open_run(path, model=model), checkpoint, device, engine)
 
 
-def load_run(run: Run, checkpoint: str, device: str) -> Classifier:
+def load_run(run: Run, checkpoint: str, device: str, engine: str | None) -> Classifier:
     """Return the classifier of a checkpoint of a run."""
     with session():
         folder = run.checkpoint(checkpoint).path
         name = None if device == "auto" else device
-        model = inference.Classifier.load(folder, device_name=name, user=run._copy())
-        return Classifier(folder, model.metadata, model.classify, model, {"device": device})
+        options = inference.LoadOptions(engine, device_name=name, user=run._copy())
+        model = inference.load_classifier(folder, options)
+        return Classifier(folder, model, {"device": device, "engine": engine})
 
 
-def _load_export(path: Path) -> Classifier:
-    from convolve.export.formats import open_export
-
+def _load_export(path: Path, engine: str | None) -> Classifier:
     with session():
-        predictor, metadata = open_export(path.suffix[1:], path)
+        if path.suffix == ".onnx":
+            options = inference.LoadOptions(engine, threads=torch.get_num_threads())
+            return Classifier(path.absolute(), inference.load_classifier(path, options), {"engine": engine})
+        from convolve.inference.engines.trained import PredictorEngine
+        from convolve.inference.formats import open_export
 
-        def classify(pixels: Pixels) -> npt.NDArray[np.float32]:
-            with torch.inference_mode():
-                logits = torch.from_numpy(np.asarray(predictor(pixels)))
-                return np.asarray(logits.float().softmax(dim=1), np.float32)
-
-        return Classifier(path.absolute(), metadata, classify)
+        if engine not in (None, "auto", "torch"):
+            raise ConfigError(f"--engine {engine}: cannot run {path}; only torch runs .pt2 files")
+        predictor, metadata = open_export("pt2", path)
+        model = inference.Classifier(path.name, metadata, PredictorEngine("torch", predictor))
+        return Classifier(path.absolute(), model)
 
 
 def _reload(source: str, sha256: str, options: dict[str, Any]) -> Classifier:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from convolve.runs.results import TrainReport
 
 Formats = Literal["onnx", "pt2", "aoti", "safetensors"]
+Engines = Literal["auto", "torch", "onnxruntime", "openvino", "aoti"]
 Averages = Literal["mean", "exponential", "ema"]
 Statistics = Literal["measured", "averaged"]
 
@@ -207,29 +208,37 @@ class Run:
         *,
         checkpoint: str = "newest",
         batch_size: int | None = None,
+        engine: Engines = "torch",
         progress: bool | Console | None = False,
     ) -> ValidationRecord:
         """Evaluate a checkpoint on the test images of the run, or on other data."""
-        return self._validate(data, checkpoint, batch_size, progress)[0]
+        return self._validate(data, checkpoint, batch_size, engine, progress)[0]
 
     def validate_all(
         self,
         data: Source | None = None,
         *,
         batch_size: int | None = None,
+        engine: Engines = "torch",
         progress: bool | Console | None = False,
     ) -> list[ValidationRecord]:
         """Evaluate every checkpoint and average of the run, in order."""
-        return self._validate(data, None, batch_size, progress)
+        return self._validate(data, None, batch_size, engine, progress)
 
     def _validate(
-        self, data: Source | None, name: str | None, batch_size: int | None, progress: bool | Console | None
+        self,
+        data: Source | None,
+        name: str | None,
+        batch_size: int | None,
+        engine: str,
+        progress: bool | Console | None,
     ) -> list[ValidationRecord]:
         from convolve.api.user_code import locate
 
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size={batch_size}: must be at least 1")
         with session(), open_progress(progress) as console:
+            from convolve.inference.validation import logits_opener
             from convolve.runs.validate import validate
 
             path = self.path if name is None else self.checkpoint(name).path
@@ -241,13 +250,14 @@ class Run:
                 data_dir=place.folder,
                 batch_size=batch_size,
                 user=self._copy(data if place.is_object else None),
+                open_logits=logits_opener(engine, console),
             )
 
-    def load(self, *, checkpoint: str = "best", device: str = "auto") -> Classifier:
+    def load(self, *, checkpoint: str = "best", device: str = "auto", engine: Engines = "torch") -> Classifier:
         """Return the model of a checkpoint, ready to classify images."""
         from convolve.api.classifier import load_run
 
-        return load_run(self, checkpoint, device)
+        return load_run(self, checkpoint, device, engine)
 
     def export(
         self,
@@ -255,16 +265,27 @@ class Run:
         *,
         output: str | Path | None = None,
         int8: bool = False,
+        max_accuracy_loss: float = 0.01,
         checkpoint: str = "best",
         progress: bool | Console | None = False,
     ) -> ExportReport:
-        """Write the model as a file for other programs, verified against the model. The result has the `path`."""
+        """Write the model as a file for other programs, verified against the model. The result has the `path`.
+
+        Args:
+            max_accuracy_loss: for int8, the largest loss of accuracy on the test images, in [0, 1].
+        """
         with session(), open_progress(progress) as console:
             from convolve.export.export import export
 
             target = None if output is None else Path(output)
             return export(
-                self.checkpoint(checkpoint).path, format, console, output=target, int8=int8, user=self._copy()
+                self.checkpoint(checkpoint).path,
+                format,
+                console,
+                output=target,
+                int8=int8,
+                max_accuracy_loss=max_accuracy_loss,
+                user=self._copy(),
             )
 
     def average(

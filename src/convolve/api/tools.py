@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,11 +88,13 @@ def serve(
     """Serve trained models over HTTP until a signal arrives, and return it.
 
     Args:
-        runs: run folders, each as `RUN` or `NAME=RUN`.
+        runs: run folders or exported ONNX files, each as `RUN` or `NAME=RUN`.
         options: address, limits and token, a `convolve.serving.server.ServeOptions`.
         on_start: receives the address once the server listens.
     """
-    with session(), open_progress(progress) as console:
+    # A session imports torch, which exported files do not need.
+    exported = all(str(run).endswith(".onnx") for run in runs)
+    with nullcontext() if exported else session(), open_progress(progress) as console:
         from convolve.serving import server
 
         listening = on_start or (lambda info: None)

@@ -20,23 +20,30 @@ from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import build_model, open_data
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.export import TOLERANCE, compare, export_module, reference_predictor
-from convolve.export.formats import FORMATS, Pixels, Predictor, open_export, write_export
+from convolve.export.export import export_module, reference_predictor
 from convolve.export.quantize import CALIBRATION_IMAGES, quantize
+from convolve.inference.engines.base import Pixels, check_name
+from convolve.inference.engines.factory import BATCH_SIZES, open_engine
+from convolve.inference.engines.onnx import open_openvino
+from convolve.inference.engines.probe import TOLERANCE, Predictor, compare
+from convolve.inference.engines.trained import TrainedSource
+from convolve.inference.formats import FORMATS, open_export, write_export
 from convolve.inference.metadata import metadata_of
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
 from convolve.loggers.base import Console
 from convolve.runs.load import TrainedModel, iter_test_batches, load_trained, open_run_data, training_pixels
 
-BATCH_SIZES = (1, 8, 64)
+INT8_FILE = "model-int8.onnx"
 
 
 @dataclass(frozen=True)
 class BenchTarget:
-    """A model and the data that it is measured on."""
+    """A model, the data that it is measured on, and the batch sizes for which `auto` chooses an engine."""
 
     trained: TrainedModel
     data: DataModule
+    batch_sizes: Sequence[int] = BATCH_SIZES
+    log: Callable[[str], object] = lambda line: None
 
     def pixels(self, count: int) -> Pixels:
         """Return `count` test images, repeated if there are fewer."""
@@ -123,8 +130,20 @@ def _exported(name: str, target: BenchTarget, folder: Path) -> Predictor:
 def _int8(target: BenchTarget, folder: Path) -> Predictor:
     _exported("onnx", target, folder)
     images = training_pixels(target.data, target.trained.config.run.seed, CALIBRATION_IMAGES)
-    quantize(folder / "model.onnx", folder / "model-int8.onnx", metadata_of(target.trained), images)
-    return open_export("onnx", folder / "model-int8.onnx")[0]
+    quantize(folder / "model.onnx", folder / INT8_FILE, metadata_of(target.trained), images)
+    return open_export("onnx", folder / INT8_FILE)[0]
+
+
+def _int8_openvino(target: BenchTarget, folder: Path) -> Predictor:
+    check_name("openvino")
+    if not (folder / INT8_FILE).exists():
+        _int8(target, folder)
+    return open_openvino(folder / INT8_FILE, torch.get_num_threads()).run
+
+
+def _engine(name: str, target: BenchTarget, folder: Path) -> Predictor:
+    source = TrainedSource(target.trained.model, metadata_of(target.trained), torch.get_num_threads())
+    return open_engine(name, source, target.log, target.batch_sizes).run
 
 
 VARIANTS: dict[str, Callable[[BenchTarget, Path], Predictor]] = {
@@ -134,7 +153,13 @@ VARIANTS: dict[str, Callable[[BenchTarget, Path], Predictor]] = {
     "pt2": partial(_exported, "pt2"),
     "aoti": partial(_exported, "aoti"),
     "int8": _int8,
+    "int8-openvino": _int8_openvino,
+    "torch": partial(_engine, "torch"),
+    "onnxruntime": partial(_engine, "onnxruntime"),
+    "openvino": partial(_engine, "openvino"),
+    "auto": partial(_engine, "auto"),
 }
+NAMED_ONLY = ("torch", "onnxruntime")  # equal to folded and onnx, so measured only on request
 
 
 def bench_infer(
@@ -151,6 +176,7 @@ def bench_infer(
         variants: names of variants that must work; by default, all that this machine can build.
     """
     _check(variants, batch_sizes, seconds)
+    target = replace(target, batch_sizes=batch_sizes, log=console.info)
     trained = target.trained
     speed = InferSpeed(trained.config.model.model, trained.transform.shape, torch.get_num_threads())
     with TemporaryDirectory(prefix="convolve-") as folder:
@@ -181,8 +207,9 @@ def _build_variants(
     """Build the variants and compare each with the model. Failures are recorded, or raised if variants were named."""
     reference, probe = reference_predictor(target.trained), target.pixels(16)
     runners = {}
-    for number, name in enumerate(requested or VARIANTS):
-        console.progress(f"build {name}", number, len(requested or VARIANTS))
+    names = requested or [name for name in VARIANTS if name not in NAMED_ONLY]
+    for number, name in enumerate(names):
+        console.progress(f"build {name}", number, len(names))
         start = time.perf_counter()
         try:
             runners[name] = VARIANTS[name](target, folder)
@@ -199,7 +226,7 @@ def _build_variants(
 
 def _require_near(name: str, build: VariantBuild) -> None:
     """Raise if the logits of a variant are wrong; int8 may differ."""
-    if name != "int8" and not build.largest_difference <= TOLERANCE:
+    if not name.startswith("int8") and not build.largest_difference <= TOLERANCE:
         raise ConvolveError(
             f"{name}: logits differ from the model's by {build.largest_difference:.2g} of the largest; "
             "report this, and omit the variant with --variants"

@@ -20,15 +20,15 @@ from safetensors import SafetensorError, safe_open
 from convolve import device
 from convolve.checkpoint.convert import convert
 from convolve.checkpoint.origin import read_timm_config
+from convolve.checkpoint.provenance import read_provenance
 from convolve.checkpoint.snapshot import describe_mismatch
 from convolve.checkpoint.sources import CONFIG, DEFAULT_OPTIONS, FetchOptions, Published, download, find_offline
 from convolve.checkpoint.weights_table import WEIGHTS, HubSource, Preprocessing, WeightsInfo, WheelSource, find_info
 from convolve.download import MirrorError, Progress, ignore_progress
-from convolve.errors import CheckpointError, ConfigError, suggest, to_one_line
+from convolve.errors import CheckpointError, ConfigError, suggest
 from convolve.files import atomic_file, file_sha256, hold_lock, read_run_file, remove_quietly, write_file
 
 FILE, RECORD = "model.safetensors", "weights.json"
-_PROVENANCE = ("name", "source", "license", "sha256")
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,6 @@ class WeightsFile:
     def to_json(self) -> dict[str, str | None]:
         """Return the entry of checkpoints, summaries and exports."""
         return {"name": self.name, "source": self.source, "license": self.license, "sha256": self.sha256}
-
-
-def read_provenance(stored: Any) -> dict[str, str | None] | None:
-    """Return the entry that `WeightsFile.to_json` made; None for anything else, since files may come from others."""
-    if not isinstance(stored, dict) or not all(isinstance(stored.get(key), str | None) for key in _PROVENANCE):
-        return None
-    return {key: None if stored.get(key) is None else to_one_line(stored[key])[:500] for key in _PROVENANCE}
 
 
 def cache_root() -> Path:

@@ -21,12 +21,12 @@ from convolve.checkpoint.fetch import (
     convert_file,
     default_weights,
     fetch_weights,
-    read_provenance,
     read_shapes,
     unknown_weights,
 )
 from convolve.checkpoint.naming import convert_state_dict
 from convolve.checkpoint.origin import recognize
+from convolve.checkpoint.provenance import read_provenance
 from convolve.checkpoint.snapshot import describe_mismatch
 from convolve.checkpoint.sources import FetchOptions
 from convolve.checkpoint.store import choose_checkpoint, load

@@ -98,8 +98,9 @@ def run_infer(argv: Sequence[str]) -> int:
         nargs="+",
         default=(),
         metavar="NAME",
-        help="eager folded onnx pt2 aoti int8 [all that can be built]",
+        help="eager folded onnx pt2 aoti int8 int8-openvino openvino auto [all that can be built]",
     )
+    parser.add_argument("--engine", metavar="NAME", help="measure this engine, or the choice of auto, against eager")
     parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="batch sizes to measure [1 8 64]")
     parser.add_argument(
         "--seconds", type=float, default=1.0, metavar="X", help="seconds for each variant at each batch size [1]"
@@ -111,15 +112,28 @@ def run_infer(argv: Sequence[str]) -> int:
 
     device.prepare()
     from convolve.bench import infer
+    from convolve.inference.engines.factory import BATCH_SIZES
 
-    sizes = options.batch_sizes or ([int(explicit["batch_size"])] if "batch_size" in explicit else infer.BATCH_SIZES)
+    sizes = options.batch_sizes or ([int(explicit["batch_size"])] if "batch_size" in explicit else BATCH_SIZES)
     with open_console(options.json) as console:
         target = _open_target(options, console)
         speed = infer.bench_infer(
-            target, console, variants=options.variants, batch_sizes=sizes, seconds=options.seconds
+            target, console, variants=_variants(options), batch_sizes=sizes, seconds=options.seconds
         )
     print_result(speed, options.json, _print_infer)
     return 0
+
+
+def _variants(options: Namespace) -> Sequence[str]:
+    """Return the variants to measure; `--engine` stands for two of them."""
+    if options.engine is None:
+        return tuple(options.variants)
+    from convolve.inference.engines.base import check_name
+
+    check_name(options.engine)
+    if options.variants:
+        raise ConfigError(f"--engine {options.engine} with --variants: use one of them")
+    return "eager", options.engine
 
 
 def _check_infer(options: Namespace, explicit: set[str]) -> None:

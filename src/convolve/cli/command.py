@@ -169,6 +169,12 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, info: FieldInfo, text: 
         group.add_argument(flag, metavar=_metavar(kind), **common)
 
 
+def add_engine_flag(parser: Parser, default: str) -> None:
+    """Add `--engine`."""
+    names = "auto (the fastest), torch (reproducible), onnxruntime, openvino or aoti"
+    parser.add_argument("--engine", default=default, metavar="NAME", help=f"inference engine: {names} [{default}]")
+
+
 def explicit_options(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return the config options given on the command line. `none` unsets an optional value; lists may have commas."""
     annotations = {name: info.annotation for _, name, info in fields()}

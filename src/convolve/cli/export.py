@@ -20,13 +20,26 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="run folder (its best checkpoint, or the newest) or checkpoint folder")
     parser.add_argument("--format", default="onnx", metavar="NAME", help=FORMATS)
     parser.add_argument("--int8", action="store_true", help="quantize weights and activations to 8 bits (onnx only)")
+    parser.add_argument(
+        "--max-accuracy-loss",
+        type=float,
+        default=0.01,
+        metavar="X",
+        help="int8: largest loss of accuracy on the test images; more is an error [0.01]",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write [model.* in the run folder]")
     options = parser.parse(argv)
 
     convolve.prepare()
     with open_console(options.json) as console:
         run = convolve.open(options.run)
-        report = run.export(options.format, output=options.output, int8=options.int8, progress=console)
+        report = run.export(
+            options.format,
+            output=options.output,
+            int8=options.int8,
+            max_accuracy_loss=options.max_accuracy_loss,
+            progress=console,
+        )
     print_result(report, options.json, _print_report)
     return 0
 
@@ -37,9 +50,8 @@ def _print_report(report: "ExportReport") -> None:
 
 def _format_verification(report: "ExportReport") -> str:
     if report.int8_accuracy is not None:
-        return (
-            f"accuracy {report.int8_accuracy:.2%}, float {report.accuracy:.2%} on {report.test_samples:,} test images"
-        )
+        engines = ", ".join(f"{value:.2%} ({name})" for name, value in report.int8_accuracies.items())
+        return f"accuracy {engines}, float {report.accuracy:.2%} on {report.test_samples:,} test images"
     if not report.batches:
         return "equal to the model bit for bit"
     sizes = ", ".join(map(str, report.batches))

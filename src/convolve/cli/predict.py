@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve import device
-from convolve.cli.command import Parser
+from convolve.cli.command import Parser, add_engine_flag
 from convolve.cli.console import open_console, print_result, print_table
 from convolve.compat.programs import translate_program
 
@@ -20,7 +20,7 @@ TOP_CLASSES = 3
 def run(argv: Sequence[str]) -> int:
     """Classify images; exit code 1 if any could not be read."""
     parser = Parser("predict", "Classify images with a trained model.")
-    parser.add_argument("run", type=Path, help="run folder (its best checkpoint, or the newest) or checkpoint folder")
+    parser.add_argument("run", type=Path, help="run folder (its best checkpoint), checkpoint folder or ONNX file")
     parser.add_argument("images", type=Path, nargs="+", help="image files, or folders of them")
     parser.add_argument(
         "--invert",
@@ -29,6 +29,7 @@ def run(argv: Sequence[str]) -> int:
         help="treat images as dark on light [detected for each image]",
     )
     parser.add_argument("--explain", type=Path, metavar="DIR", help="write Grad-CAM heat maps to this folder")
+    add_engine_flag(parser, "auto")
     options = parser.parse(translate_program("predict", argv))
 
     device.prepare()
@@ -36,7 +37,12 @@ def run(argv: Sequence[str]) -> int:
 
     with open_console(options.json) as console:
         report = classifier.predict(
-            options.run, options.images, console, invert=options.invert, explain_dir=options.explain
+            options.run,
+            options.images,
+            console,
+            invert=options.invert,
+            explain_dir=options.explain,
+            engine=options.engine,
         )
     for failure in report.failures.values():
         print(f"convolve: {failure}", file=sys.stderr)

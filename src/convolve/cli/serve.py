@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import convolve
-from convolve.cli.command import Parser
+from convolve.cli.command import Parser, add_engine_flag
 from convolve.cli.console import print_result
 from convolve.errors import ConfigError
 from convolve.loggers.terminal import PlainConsole
@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
         reload_seconds=_parse_seconds(options.reload),
         runs=options.runs_dir,
         threads=options.threads,
+        engine=options.engine,
     )
 
     def on_start(info: "ServerInfo") -> None:
@@ -59,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 def _read_options(argv: Sequence[str]) -> Namespace:
     parser = Parser("serve", "Serve trained models over HTTP, with a web page to draw on at /.")
     parser.add_argument(
-        "runs", nargs="+", metavar="[NAME=]RUN", help="run or checkpoint folder; repeat for more models"
+        "runs", nargs="+", metavar="[NAME=]RUN", help="run or checkpoint folder, or ONNX file; repeat for more"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; others than local ones need --token [127.0.0.1]"
@@ -73,6 +74,7 @@ def _read_options(argv: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--runs-dir", type=Path, metavar="DIR", help="folder of the runs shown at /runs [parent of the first run]"
     )
+    add_engine_flag(parser, "auto")
     return parser.parse(argv)
 
 

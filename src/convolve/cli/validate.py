@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import convolve
-from convolve.cli.command import Parser
+from convolve.cli.command import Parser, add_engine_flag
 from convolve.cli.console import open_console, print_json, print_result
 from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
@@ -29,6 +29,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="samples per forward pass; does not change the result [chosen]"
     )
+    add_engine_flag(parser, "torch")
     options = parser.parse(translate_program("validate", argv))
     if options.batch_size is not None and options.batch_size < 1:
         raise ConfigError(f"--batch-size {options.batch_size}: must be at least 1")
@@ -37,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     with open_console(options.json) as console:
         run = convolve.open(options.path)
         validate = run.validate_all if options.all else run.validate
-        found = validate(options.data_dir, batch_size=options.batch_size, progress=console)
+        found = validate(options.data_dir, batch_size=options.batch_size, engine=options.engine, progress=console)
     records = found if isinstance(found, list) else [found]
     if options.json:
         print_json({"validations": records})

@@ -5,7 +5,8 @@ the model to 1e-4 of the largest logit; weights without a graph must match exact
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +17,18 @@ from convolve.checkpoint.store import choose_checkpoint
 from convolve.data.build import DataModule
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.formats import (
+from convolve.export.quantize import CALIBRATION_IMAGES, quantize, set_metadata
+from convolve.files import atomic_file
+from convolve.inference.engines.base import Logits, Pixels, is_installed
+from convolve.inference.engines.onnx import open_onnxruntime, open_openvino
+from convolve.inference.engines.probe import TOLERANCE, Predictor, VerifyResult, compare, sample_pixels
+from convolve.inference.formats import (
     FORMATS,
     ExportModule,
-    Logits,
-    Pixels,
-    Predictor,
     open_export,
     read_weights,
     write_export,
 )
-from convolve.export.quantize import CALIBRATION_IMAGES, quantize
-from convolve.files import atomic_file
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
@@ -41,23 +42,15 @@ from convolve.runs.load import (
 )
 
 ALIASES = {"frozen": "onnx"}
-BATCH_SIZES = (1, 2, 7)
-TOLERANCE = 1e-4
 MAX_INT8_LOSS = 0.01
 
 
 @dataclass(frozen=True)
-class VerifyResult:
-    """Comparison of an export with its model. The difference is that of logits, as a fraction of the largest logit."""
-
-    batches: tuple[int, ...]
-    largest_difference: float
-    same_predictions: bool
-
-
-@dataclass(frozen=True)
 class ExportReport:
-    """Result of an export. The accuracies are in [0, 1]; they are measured on `test_samples` images, for int8 only."""
+    """Result of an export. Accuracies are in [0, 1], measured on `test_samples` images, for int8 only.
+
+    `int8_accuracy` is that of onnxruntime, `int8_accuracies` that of each engine that may run the file.
+    """
 
     path: Path
     format: str
@@ -69,9 +62,19 @@ class ExportReport:
     accuracy: float | None = None
     int8_accuracy: float | None = None
     test_samples: int = 0
+    int8_accuracies: Mapping[str, float] = field(default_factory=dict)
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+
+@dataclass(frozen=True)
+class Int8Accuracy:
+    """Accuracy of a model and, on each engine, of its int8 version, on `samples` test images."""
+
+    model: float
+    engines: dict[str, float]
+    samples: int
 
 
 def export(
@@ -81,11 +84,18 @@ def export(
     *,
     output: Path | None = None,
     int8: bool = False,
+    max_accuracy_loss: float = MAX_INT8_LOSS,
     user: UserCode = NO_USER_CODE,
 ) -> ExportReport:
-    """Export a checkpoint, or the best checkpoint of a run, in the named format."""
+    """Export a checkpoint, or the best checkpoint of a run, in the named format.
+
+    Args:
+        max_accuracy_loss: for int8, the largest loss of accuracy on the test images, in [0, 1].
+    """
     start = time.perf_counter()
     name = _check_format(name, int8, output)
+    if not 0 <= max_accuracy_loss <= 1:
+        raise ConfigError(f"--max-accuracy-loss {max_accuracy_loss:g}: must be 0 to 1; 0.01 is one point")
     checkpoint = choose_checkpoint(path)
     trained = load_trained(checkpoint, device_name="cpu", user=user)
     device.configure(trained.config.run.threads)
@@ -97,12 +107,21 @@ def export(
         with atomic_file(target) as draft:
             write_export(name, export_module(trained, name), metadata, draft)
             verified = _verify(name, draft, trained, target)
-            accuracies = _quantize(draft, trained, metadata, console) if int8 else (None, None, 0)
+            measured = _quantize(draft, trained, metadata, max_accuracy_loss, console) if int8 else None
     except OSError as error:
         raise ConvolveError(f"{target}: cannot write ({error.strerror}); choose another --output") from error
     seconds = time.perf_counter() - start
     size = target.stat().st_size
-    return ExportReport(target, name, size, seconds, verified.batches, verified.largest_difference, int8, *accuracies)
+    report = ExportReport(target, name, size, seconds, verified.batches, verified.largest_difference, int8)
+    if measured is None:
+        return report
+    return replace(
+        report,
+        accuracy=measured.model,
+        int8_accuracy=measured.engines["onnxruntime"],
+        test_samples=measured.samples,
+        int8_accuracies=measured.engines,
+    )
 
 
 def _check_format(name: str, int8: bool, output: Path | None) -> str:
@@ -140,27 +159,6 @@ def reference_predictor(trained: TrainedModel) -> Predictor:
     return run
 
 
-def sample_pixels(height: int, width: int, channels: int, count: int = sum(BATCH_SIZES)) -> Pixels:
-    """Return images that need no data set: noise, alternating with smoothed noise that reaches other activations."""
-    noise = np.random.default_rng(0).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
-    smooth = (np.cumsum(noise, axis=1, dtype=np.int64) // 64 % 256).astype(np.uint8)
-    return np.where((np.arange(count) % 2 == 0)[:, None, None, None], noise, smooth)
-
-
-def compare(predictor: Predictor, reference: Predictor, pixels: Pixels) -> VerifyResult:
-    """Run both functions on different images at batch sizes 1, 2 and 7."""
-    differences, same, start = [0.0], True, 0
-    for size in BATCH_SIZES:
-        batch = np.ascontiguousarray(pixels[start : start + size])
-        expected, logits = reference(batch), predictor(batch)
-        if logits.ndim != 2 or len(logits) != size:
-            raise ConvolveError(f"export: output has shape {logits.shape} for {size} images; try another --format")
-        differences.append(float(np.abs(expected - logits).max() / max(float(np.abs(expected).max()), 1e-30)))
-        same = same and bool((expected.argmax(1) == logits.argmax(1)).all())
-        start += size
-    return VerifyResult(BATCH_SIZES, max(differences), same)
-
-
 def require_equal(result: VerifyResult, subject: str) -> None:
     """Reject an export whose logits differ from those of the model."""
     if not result.largest_difference <= TOLERANCE:
@@ -189,30 +187,42 @@ def _verify_weights(draft: Path, trained: TrainedModel, target: Path) -> VerifyR
 
 
 def _quantize(
-    draft: Path, trained: TrainedModel, metadata: ModelMetadata, console: Console
-) -> tuple[float, float, int]:
-    """Replace the draft by its int8 version. Return the accuracy before and after, and the number of test images."""
+    draft: Path, trained: TrainedModel, metadata: ModelMetadata, max_loss: float, console: Console
+) -> Int8Accuracy:
+    """Replace the draft by its int8 version, with the accuracy of each engine in its metadata."""
     data = open_run_data(trained, console)
-    int8_draft = draft.with_name(f"{draft.name}.int8")
+    int8_draft = draft.with_name(f"{draft.stem}-int8.onnx")
     try:
         quantize(draft, int8_draft, metadata, training_pixels(data, trained.config.run.seed, CALIBRATION_IMAGES))
-        predictor, _ = open_export("onnx", int8_draft)
-        before, after, count = _accuracies(reference_predictor(trained), predictor, data)
-        if before - after > MAX_INT8_LOSS:
+        measured = _measure_int8(int8_draft, trained, data)
+        usable = {name: value for name, value in measured.engines.items() if measured.model - value <= max_loss}
+        for name in measured.engines.keys() - usable.keys():
+            lost = measured.model - measured.engines[name]
+            console.info(f"int8 with {name}: loses {lost:.2%} of accuracy, more than {max_loss:.2%}; not usable")
+        if "onnxruntime" not in usable:
+            after = measured.engines["onnxruntime"]
             raise ConvolveError(
-                f"--int8: loses {before - after:.2%} of accuracy ({before:.2%} to {after:.2%}), more than "
-                f"{MAX_INT8_LOSS:.0%}; nothing was written; export without --int8"
+                f"--int8: loses {measured.model - after:.2%} of accuracy ({measured.model:.2%} to {after:.2%}), more "
+                f"than --max-accuracy-loss {max_loss:g}; nothing was written; export without --int8"
             )
+        quantization = {"float_accuracy": measured.model, "accuracies": usable, "test_samples": measured.samples}
+        set_metadata(int8_draft, replace(metadata, quantization=quantization))
         int8_draft.replace(draft)
     finally:
         int8_draft.unlink(missing_ok=True)
-    return before, after, count
+    return replace(measured, engines=usable)
 
 
-def _accuracies(first: Predictor, second: Predictor, data: DataModule) -> tuple[float, float, int]:
-    """Return the accuracy of two predictors on all test images, and the number of images."""
-    correct, count = np.zeros(2), 0
+def _measure_int8(path: Path, trained: TrainedModel, data: DataModule) -> Int8Accuracy:
+    """Classify all test images with the model and with the int8 file on every installed engine."""
+    threads = torch.get_num_threads()
+    predictors = {"model": reference_predictor(trained), "onnxruntime": open_onnxruntime(path, threads).run}
+    if is_installed("openvino"):
+        predictors["openvino"] = open_openvino(path, threads).run
+    correct, count = dict.fromkeys(predictors, 0), 0
     for pixels, labels in iter_test_batches(data):
-        correct += [(predictor(pixels).argmax(1) == labels).sum() for predictor in (first, second)]
+        for name, predictor in predictors.items():
+            correct[name] += int((predictor(pixels).argmax(1) == labels).sum())
         count += len(labels)
-    return float(correct[0] / count), float(correct[1] / count), count
+    accuracies = {name: number / count for name, number in correct.items()}
+    return Int8Accuracy(accuracies.pop("model"), accuracies, count)

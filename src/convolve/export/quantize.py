@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from convolve.export.formats import Pixels, quiet, require_onnx
+from convolve.inference.engines.base import Pixels
+from convolve.inference.formats import quiet, require_onnx
 from convolve.inference.metadata import ModelMetadata
 
 CALIBRATION_IMAGES = 512
@@ -29,7 +30,6 @@ class _CalibrationReader:
 def quantize(source: Path, target: Path, metadata: ModelMetadata, images: Pixels) -> None:
     """Write the int8 version of an ONNX file, calibrated on the first `CALIBRATION_IMAGES` images."""
     require_onnx()
-    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     CalibrationDataReader.register(_CalibrationReader)
@@ -52,6 +52,13 @@ def quantize(source: Path, target: Path, metadata: ModelMetadata, images: Pixels
             )
     finally:
         root.setLevel(level)
-    model = onnx.load(str(target))
+    set_metadata(target, metadata)
+
+
+def set_metadata(path: Path, metadata: ModelMetadata) -> None:
+    """Replace the metadata of an ONNX file."""
+    import onnx
+
+    model = onnx.load(str(path))
     onnx.helper.set_model_props(model, metadata.to_strings())
-    onnx.save(model, str(target))
+    onnx.save(model, str(path))

@@ -1,32 +1,36 @@
 """The one classifier behind `convolve predict` and `convolve serve`.
 
-A `Classifier` is the model of one checkpoint with its batch norms folded. It maps uint8 pixels [N, H, W, C] to
-probabilities [N, classes] and explains predictions with Grad-CAM.
+A `Classifier` is the model of one checkpoint or exported file, run by an engine. It maps uint8 pixels [N, H, W, C] to
+probabilities [N, classes]: p = exp(z - max z) / sum exp(z - max z) of the logits z. It explains predictions of a
+checkpoint with Grad-CAM. Torch is imported only where a checkpoint needs it.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from convolve import device
-from convolve.checkpoint.store import choose_checkpoint
-from convolve.data.dataset import Images
-from convolve.data.image_io import read_image
-from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import CheckpointError, ConvolveError, DataError
+from convolve.data.image_io import Images, read_image
+from convolve.errors import CheckpointError, ConfigError, ConvolveError, DataError
 from convolve.files import write_file
-from convolve.inference.gradcam import Heatmaps, grad_cam, overlay_png
-from convolve.inference.metadata import ModelMetadata, metadata_of
+from convolve.inference.engines.base import Engine, describe
+from convolve.inference.engines.factory import BATCH_SIZES, EngineSource, open_engine
+from convolve.inference.exported import open_onnx_file
+from convolve.inference.metadata import ModelMetadata
+from convolve.inference.overlay import Heatmaps, overlay_png
 from convolve.inference.preprocess import preprocess
-from convolve.layers.fold import fold_batch_norms
 from convolve.loggers.base import Console
-from convolve.models.network import Network
-from convolve.runs.load import load_trained
+
+if TYPE_CHECKING:
+    from convolve.engine.user_code import UserCode
+    from convolve.models.network import Network
 
 BATCH_SIZE = 256
 Probabilities = npt.NDArray[np.float32]
@@ -34,36 +38,31 @@ Probabilities = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained model, ready for inference. `version` is the name of its checkpoint."""
+    """A trained model, ready for inference. `version` is the name of its checkpoint or file.
+
+    `model` has the layers, which explanations need; None for an exported file.
+    """
 
     version: str
     metadata: ModelMetadata
-    model: Network
-
-    @classmethod
-    def load(
-        cls,
-        checkpoint: Path,
-        threads: int | None = None,
-        *,
-        device_name: str | None = None,
-        user: UserCode = NO_USER_CODE,
-    ) -> "Classifier":
-        """Load a checkpoint folder on the device of its config, fold its batch norms and set the CPU threads."""
-        trained = load_trained(checkpoint, device_name=device_name, user=user)
-        device.configure(threads or trained.config.run.threads)
-        return cls(checkpoint.name, metadata_of(trained), fold_batch_norms(trained.model))
+    engine: Engine
+    model: Network | None = None
 
     def classify(self, pixels: Images) -> Probabilities:
         """Return probabilities [N, classes] of pixels [N, H, W, C]."""
-        with torch.inference_mode():
-            logits = self.model(self._to_input(pixels))
-            return np.asarray(logits.float().softmax(dim=1).cpu(), np.float32)
+        return softmax(self.engine.run(pixels))
 
     def explain(self, pixels: Images, classes: npt.NDArray[np.int64]) -> Heatmaps:
         """Return Grad-CAM heatmaps [N, H, W] of one class for each image."""
-        images = self._to_input(pixels)
-        return grad_cam(self.model, images, torch.from_numpy(classes).to(images.device))
+        if self.model is None:
+            raise ConfigError(f"{self.version}: an exported file has no layers to look into; load the run instead")
+        import torch
+
+        from convolve.inference.gradcam import grad_cam
+
+        target = next(self.model.parameters()).device
+        images = self.metadata.transform(torch.from_numpy(pixels).to(target))
+        return grad_cam(self.model, images, torch.from_numpy(classes).to(target))
 
     def check(self) -> None:
         """Classify a fixed batch and require finite probabilities. The first request then finds everything warm."""
@@ -73,8 +72,58 @@ class Classifier:
             if not np.isfinite(self.classify(pixels)).all():
                 raise CheckpointError(f"{self.version}: the model's output is not finite; use an earlier checkpoint")
 
-    def _to_input(self, pixels: Images) -> torch.Tensor:
-        return self.metadata.transform(torch.from_numpy(pixels).to(next(self.model.parameters()).device))
+
+def softmax(logits: npt.NDArray[np.float32]) -> Probabilities:
+    """Return the softmax of each row."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How to load a classifier. `device_name` None is the device of the run.
+
+    Args:
+        engine: None is the reproducible one: torch, or onnxruntime for an exported file.
+        batch_sizes: those for which `auto` chooses an engine.
+        expected_images: number of images to classify, if known.
+        log: receives a line about the engine.
+    """
+
+    engine: str | None = None
+    threads: int | None = None
+    batch_sizes: Sequence[int] = BATCH_SIZES
+    expected_images: int | None = None
+    device_name: str | None = None
+    user: UserCode | None = None
+    log: Callable[[str], object] = lambda line: None
+
+
+def load_classifier(path: Path, options: LoadOptions) -> Classifier:
+    """Load an exported ONNX file, or a checkpoint folder on the device of its config, and set the CPU threads."""
+    if path.suffix == ".onnx":
+        source = open_onnx_file(path, options.threads or device.available_threads())
+        return Classifier(path.name, source.metadata, _open(source, options))
+    return _load_checkpoint(path, options)
+
+
+def _load_checkpoint(path: Path, options: LoadOptions) -> Classifier:
+    import torch
+
+    from convolve.engine.user_code import NO_USER_CODE
+    from convolve.inference.engines.trained import TrainedSource
+    from convolve.inference.metadata import metadata_of
+    from convolve.runs.load import load_trained
+
+    trained = load_trained(path, device_name=options.device_name, user=options.user or NO_USER_CODE)
+    device.configure(options.threads or trained.config.run.threads)
+    source = TrainedSource(trained.model, metadata_of(trained), torch.get_num_threads())
+    return Classifier(path.name, source.metadata, _open(source, options), source.folded)
+
+
+def _open(source: EngineSource, options: LoadOptions) -> Engine:
+    name = options.engine or source.names[0]
+    return open_engine(name, source, options.log, options.batch_sizes, options.expected_images)
 
 
 @dataclass(frozen=True)
@@ -90,10 +139,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictReport:
-    """Predictions in input order, and the error of each image that could not be read."""
+    """Predictions in input order, the error of each image that could not be read, and the engine that was used."""
 
     predictions: list[Prediction]
     failures: dict[str, str]
+    engine: str
 
 
 def rank_classes(probabilities: npt.NDArray[np.float32], classes: tuple[str, ...]) -> dict[str, float]:
@@ -116,16 +166,25 @@ def list_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def predict(
-    run: Path, paths: list[Path], console: Console, *, invert: bool | None = None, explain_dir: Path | None = None
+    run: Path,
+    paths: list[Path],
+    console: Console,
+    *,
+    invert: bool | None = None,
+    explain_dir: Path | None = None,
+    engine: str = "auto",
 ) -> PredictReport:
     """Classify images in batches. An unreadable image is reported and the others are still classified.
 
     Args:
+        run: run or checkpoint folder, or an exported ONNX file.
         invert: for digits, True if the ink is darker than the paper; None: detected in each image.
         explain_dir: folder for Grad-CAM images.
     """
-    classifier = Classifier.load(choose_checkpoint(run))
     files = list_images(paths)
+    sizes = (min(BATCH_SIZE, len(files)),)
+    options = LoadOptions(engine, batch_sizes=sizes, expected_images=len(files), log=console.info)
+    classifier = load_classifier(choose_model(run), options)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []
     for start in range(0, len(files), BATCH_SIZE):
@@ -133,7 +192,16 @@ def predict(
         inputs = _read(files[start : start + BATCH_SIZE], classifier.metadata, invert, failures)
         if inputs:
             predictions += _predict_batch(classifier, inputs, explain_dir)
-    return PredictReport(predictions, failures)
+    return PredictReport(predictions, failures, describe(classifier.engine))
+
+
+def choose_model(path: Path) -> Path:
+    """Return an exported file itself, or the best checkpoint of a run."""
+    if path.suffix == ".onnx":
+        return path
+    from convolve.checkpoint.store import choose_checkpoint
+
+    return choose_checkpoint(path)
 
 
 def _read(

@@ -5,17 +5,22 @@ normalization of the input, and how an image is fitted to that input ("digit": c
 and center-cropped).
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from convolve import __version__
-from convolve.checkpoint.fetch import read_provenance
+from convolve.checkpoint.provenance import read_provenance
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError
 from convolve.inference.preprocess import InputSpec
-from convolve.runs.load import TrainedModel
+
+if TYPE_CHECKING:
+    from convolve.runs.load import TrainedModel
 
 FORMAT = 1
 METADATA_KEY = "convolve"
@@ -26,7 +31,9 @@ _FITS = ("digit", "photo")
 class ModelMetadata:
     """Class names and input format of one model. The field names are the JSON keys inside exported files.
 
-    `weights` are name, source and license of the pretrained weights that training started from.
+    `weights` are name, source and license of the pretrained weights that training started from. `quantization` is that
+    of an int8 file: the accuracy of the model (`float_accuracy`) and of the file on each engine (`accuracies`), on all
+    `test_samples` images, in [0, 1].
     """
 
     model: str
@@ -36,6 +43,7 @@ class ModelMetadata:
     step: int
     convolve: str
     weights: Mapping[str, str | None] | None = None
+    quantization: Mapping[str, Any] | None = None
 
     @property
     def input_spec(self) -> InputSpec:
@@ -46,8 +54,9 @@ class ModelMetadata:
     def to_json(self) -> str:
         """Return one line of JSON."""
         fields = {**asdict(self), "transform": self.transform.to_json()}
-        if self.weights is None:
-            del fields["weights"]
+        for name in ("weights", "quantization"):
+            if fields[name] is None:
+                del fields[name]
         return json.dumps({"format": FORMAT, **fields}, sort_keys=True)
 
     def to_strings(self) -> dict[str, str]:
@@ -62,7 +71,7 @@ class ModelMetadata:
         }
 
     @classmethod
-    def from_json(cls, text: str, source: str) -> "ModelMetadata":
+    def from_json(cls, text: str, source: str) -> ModelMetadata:
         """Parse `to_json` output; `source` names the file in error messages."""
         try:
             stored: Mapping[str, Any] = json.loads(text)
@@ -76,9 +85,25 @@ class ModelMetadata:
                 step=int(stored["step"]),
                 convolve=str(stored["convolve"]),
                 weights=read_provenance(stored.get("weights")),
+                quantization=_read_quantization(stored.get("quantization")),
             )
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{source}: cannot read its metadata ({error}); export the run again") from None
+
+
+def _read_quantization(stored: Any) -> dict[str, Any] | None:
+    if stored is None:
+        return None
+    accuracies = {str(name): float(value) for name, value in stored["accuracies"].items()}
+    float_accuracy, count = float(stored["float_accuracy"]), int(stored["test_samples"])
+    return {"float_accuracy": float_accuracy, "accuracies": accuracies, "test_samples": count}
+
+
+def read_metadata(strings: Mapping[str, str], path: Path) -> ModelMetadata:
+    """Return the metadata in the string entries of an exported file."""
+    if not strings.get(METADATA_KEY):
+        raise CheckpointError(f"{path}: contains no convolve metadata; export the run with `convolve export`")
+    return ModelMetadata.from_json(strings[METADATA_KEY], str(path))
 
 
 def metadata_of(trained: TrainedModel) -> ModelMetadata:

@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -30,9 +29,9 @@ from typing import Any
 import torch
 
 from convolve import device
-from convolve.directory import private_folder
+from convolve.directory import find_intact, private_folder
 from convolve.errors import ConvolveError
-from convolve.files import file_sha256, publish, remove_quietly
+from convolve.files import file_sha256, publish
 
 CSRC = Path(__file__).parent / "csrc"
 COMPILERS = ("cc", "gcc", "clang")
@@ -74,7 +73,7 @@ def load(file: str, options: tuple[str, ...] = (), folder: Path = CSRC) -> Libra
         source = _inline_headers(folder / file, set())
         name = f"{Path(file).stem}-{_cache_key(source, options)}"
         private = private_folder(device.cache_folder(), "native")
-        path = _find(private, name) or _compile(source, options, private, name)
+        path = find_intact(private, name, ".so") or _compile(source, options, private, name)
         return Library(path, ctypes.CDLL(str(path)))
     except (OSError, ConvolveError, _BuildError) as error:
         # An OSError may also mean a library of another machine in a shared cache.
@@ -123,33 +122,6 @@ def _inline_headers(path: Path, seen: set[str]) -> bytes:
         return f'#line 1 "{name}"\n'.encode() + text + f'\n#line {next_line} "{path.name}"'.encode()
 
     return _INCLUDE.sub(replace, source)
-
-
-def _find(folder: Path, name: str) -> Path | None:
-    """Return an intact library of this user in a private folder; remove all others with this name."""
-    for path in sorted(folder.glob(f"{name}-*.so")):
-        if _is_intact(path):
-            return path
-        remove_quietly(path)
-    return None
-
-
-def _is_intact(path: Path) -> bool:
-    """Compare a library with the sha256 in its name: mapping a truncated one would end the process with SIGBUS.
-
-    Another user may have put it here before the folder was private, so its owner is checked too. From here to the end
-    of dlopen only this user can change the file.
-    """
-    try:
-        # Neither a link nor a pipe, which would wait for a writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-            if not (private and stat.S_ISREG(status.st_mode)):
-                return False
-            return hashlib.sha256(file.read()).hexdigest() == path.stem.rpartition("-")[2]
-    except OSError:
-        return False
 
 
 def _compile(source: bytes, options: tuple[str, ...], folder: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convolve import device
-from convolve.checkpoint.fetch import read_provenance
+from convolve.checkpoint.provenance import read_provenance
 from convolve.checkpoint.store import load
 from convolve.config import Config
 from convolve.config.loading import build_stored

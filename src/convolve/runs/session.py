@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from convolve import __version__, device
-from convolve.checkpoint.fetch import read_provenance
 from convolve.checkpoint.pretrained import adopt_weights, find_weights
+from convolve.checkpoint.provenance import read_provenance
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store, load
 from convolve.config import Config

@@ -1,6 +1,7 @@
 """`convolve validate`: accuracy of stored checkpoints on all test images."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,31 @@ from convolve.data.build import DataModule
 from convolve.data.loader.loader import Loader
 from convolve.engine.build import build_objective, match_training_numerics
 from convolve.engine.callbacks import validation_record
-from convolve.engine.evaluate import VALID_BATCH, EvalSetup, evaluate
+from convolve.engine.evaluate import VALID_BATCH, EvalSetup, LogitsFn, evaluate
 from convolve.engine.user_code import NO_USER_CODE, UserCode
+from convolve.errors import ConfigError
 from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
 from convolve.runs.load import TrainedModel, load_trained, open_run_data, open_scored_data
 
+OpenLogits = Callable[[TrainedModel, int], LogitsFn]
+"""Open another engine than torch for a batch size, as a function from images to logits."""
 
-def validate_one(trained: TrainedModel, data: DataModule, loader: Loader | None = None) -> ValidationRecord:
+
+def validate_one(
+    trained: TrainedModel, data: DataModule, loader: Loader | None = None, open_logits: OpenLogits | None = None
+) -> ValidationRecord:
     """Evaluate one model on all images of a loader; by default, those that select."""
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
+    # Engines export PyTorch's layers, so they are opened before native kernels replace some.
+    logits_fn = None if open_logits is None else open_logits(trained, size)
     execution = match_training_numerics(trained.config, trained.model, data.device)
+    if logits_fn is not None and not execution.foldable:
+        raise ConfigError("--engine: this run computes in another number format than fp32; use --engine torch")
     objective = build_objective(trained.config, trained.user, len(trained.classes))
     setup = EvalSetup(trained.config.run.validation_views, execution, objective)
-    result = evaluate(trained.model, loader or data.validation_loader(), size, setup=setup)
+    result = evaluate(trained.model, loader or data.validation_loader(), size, logits_fn=logits_fn, setup=setup)
     return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
 
 
@@ -59,12 +70,14 @@ def validate(
     data_dir: Path | None = None,
     batch_size: int | None = None,
     user: UserCode = NO_USER_CODE,
+    open_logits: OpenLogits | None = None,
 ) -> list[ValidationRecord]:
     """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
 
     Args:
         data_dir: any labeled folder; its test split is scored, or all of its images if it has no splits.
         batch_size: samples of one forward pass, if different from the config.
+        open_logits: another engine than the one of training.
     """
     paths = find_checkpoints(path)
     chosen = [*paths, *list_averages(path)] if every else paths[-1:]
@@ -78,7 +91,7 @@ def validate(
         if data is None:
             device.configure(trained.config.run.threads)
             data = _open_data(trained, data_dir, console)
-        record = validate_one(trained, data, data.test_loader())
+        record = validate_one(trained, data, data.test_loader(), open_logits)
         console.valid(record)
         records.append(record)
     return records

@@ -20,13 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from convolve.data.dataset import Images
+from convolve.data.image_io import Images
 from convolve.errors import ConvolveError, to_one_line
 from convolve.inference.classifier import Classifier, rank_classes
-from convolve.inference.gradcam import input_png, overlay_png
+from convolve.inference.engines.base import describe as describe_engine
 from convolve.inference.metadata import ModelMetadata
+from convolve.inference.overlay import input_png, overlay_png
 from convolve.inference.preprocess import DecodeRequest
-from convolve.runs.folder import list_runs, read_run
 from convolve.serving.batcher import Batcher, BatchPolicy
 from convolve.serving.decoding import DecoderPool
 from convolve.serving.metrics import Metrics
@@ -200,7 +200,8 @@ class Server:
             "waiting_images": float(sum(batcher.pending for batcher in self._batchers.values())),
             "held_body_bytes": float(self.bodies.held),
         }
-        return PlainTextResponse(self.metrics.render(gauges), media_type="text/plain; version=0.0.4")
+        engines = {name: batcher.classifier.engine for name, batcher in self._batchers.items()}
+        return PlainTextResponse(self.metrics.render(gauges, engines), media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
         settings = self.settings
@@ -212,11 +213,14 @@ class Server:
             metadata, version = batcher.classifier.metadata, batcher.classifier.version
             channels, height, width = metadata.transform.shape
             shape = {"height": height, "width": width, "channels": channels}
-            classes = list(metadata.classes)
-            models.append({"name": name, "version": version, "fit": metadata.fit, "classes": classes, **shape})
+            classes, engine = list(metadata.classes), describe_engine(batcher.classifier.engine)
+            fields = {"name": name, "version": version, "fit": metadata.fit, "classes": classes, "engine": engine}
+            models.append({**fields, **shape})
         return JSONResponse({"models": models})
 
     async def _runs_json(self, request: Request) -> Response:
+        from convolve.runs.folder import list_runs, read_run  # imports torch
+
         folder = self.settings.runs
         loop = asyncio.get_running_loop()
         runs = {} if folder is None else await loop.run_in_executor(None, list_runs, folder)
@@ -255,7 +259,7 @@ class Server:
             raise next(error for error in inputs if isinstance(error, RequestError))
         classifier, probabilities = await batcher.classify(valid)
         heatmaps: Any = [None] * len(valid)
-        if options.explain:
+        if options.explain and classifier.model is not None:
             heatmaps = await batcher.explain(classifier, np.stack(valid), probabilities)
         rows = iter(zip(valid, probabilities, heatmaps, strict=True))
         predictions = [
@@ -286,7 +290,7 @@ def _format_prediction(
     }
     if options.input:
         prediction["input"] = _data_url(input_png(pixels))
-    if options.explain:
+    if heatmap is not None:
         prediction["explanation"] = _data_url(overlay_png(pixels, heatmap))
     return prediction
 

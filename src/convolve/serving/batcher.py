@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convolve.data.dataset import Images
+from convolve.data.image_io import Images
 from convolve.errors import ConvolveError
 from convolve.inference.classifier import Classifier, Probabilities
-from convolve.inference.gradcam import Heatmaps
+from convolve.inference.overlay import Heatmaps
 from convolve.serving.metrics import Metrics
 from convolve.serving.requests import OverloadedError
 

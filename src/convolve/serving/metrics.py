@@ -1,7 +1,9 @@
 """Counters and histograms in the Prometheus text format."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from convolve.inference.engines.base import Engine
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -51,8 +53,8 @@ class Metrics:
     def count_images(self, model: str, images: int) -> None:
         self._images[(("model", model),)] += images
 
-    def render(self, gauges: dict[str, float]) -> str:
-        """Return all metrics as text; `gauges` are current values."""
+    def render(self, gauges: dict[str, float], engines: Mapping[str, Engine]) -> str:
+        """Return all metrics as text; `gauges` are current values, `engines` those of the models by name."""
         lines = []
         for name, description, series in (
             ("convolve_requests_total", "responses by path and status", self._requests),
@@ -66,6 +68,10 @@ class Metrics:
             lines += [f"# TYPE convolve_{name} histogram", *histogram.lines(f"convolve_{name}")]
         for name, value in gauges.items():
             lines += [f"# TYPE convolve_{name} gauge", f"convolve_{name} {value:g}"]
+        lines += ["# HELP convolve_engine_info inference engine by model", "# TYPE convolve_engine_info gauge"]
+        for model, engine in engines.items():
+            labels = (("model", model), ("engine", engine.name), ("version", engine.version))
+            lines.append(f"convolve_engine_info{_render_labels(labels)} 1")
         return "\n".join(lines) + "\n"
 
 

@@ -13,14 +13,16 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from convolve import __version__
-from convolve.checkpoint.store import choose_checkpoint
 from convolve.errors import ConfigError, ExtraError
-from convolve.inference.classifier import Classifier
+from convolve.inference.classifier import Classifier, LoadOptions, choose_model, load_classifier
+from convolve.inference.engines.base import describe
+from convolve.inference.engines.factory import BATCH_SIZES
 from convolve.loggers.base import Console
 from convolve.run_files import CHECKPOINTS_FOLDER, MANIFEST_FILE
 from convolve.serving.batcher import BatchPolicy
@@ -204,6 +206,7 @@ class ServeOptions:
     reload_seconds: float | None = 5.0
     runs: Path | None = None
     threads: int | None = None
+    engine: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -215,12 +218,12 @@ class ServerInfo:
 
 
 def parse_models(arguments: list[str]) -> dict[str, Path]:
-    """Return run folders by model name, from `NAME=RUN` or `RUN`; the latter is named after its folder."""
+    """Return runs or ONNX files by model name, from `NAME=RUN` or `RUN`; the latter is named after its folder."""
     folders: dict[str, Path] = {}
     for argument in arguments:
         name, separator, path = argument.partition("=")
         folder = Path(path if separator else argument)
-        name = name if separator else _run_folder(folder).name
+        name = name if separator else folder.stem if folder.suffix == ".onnx" else _run_folder(folder).name
         if not re.fullmatch(r"[\w.+@-]{1,80}", name):
             raise ConfigError(f"model name {name!r}: use letters, digits and . _ - + @, as in digits=runs/lenet-1")
         if name in folders:
@@ -235,18 +238,18 @@ def _run_folder(folder: Path) -> Path:
     return path.parents[1] if path.parent.name == CHECKPOINTS_FOLDER else path
 
 
-def make_reload(folder: Path, threads: int | None = None) -> Reload:
-    """Return a function that loads the run's best checkpoint the first time and whenever it changes."""
+def make_reload(folder: Path, load: LoadOptions) -> Reload:
+    """Return a function that loads the run's best checkpoint, or a file, the first time and whenever it changes."""
     loaded: tuple[str, int] | None = None
 
     def reload() -> Classifier | None:
         nonlocal loaded
-        path = choose_checkpoint(folder)
-        manifest = path / MANIFEST_FILE
-        signature = (path.name, manifest.stat().st_mtime_ns if manifest.exists() else 0)
+        path = choose_model(folder)
+        changed = path if path.is_file() else path / MANIFEST_FILE
+        signature = (path.name, changed.stat().st_mtime_ns if changed.exists() else 0)
         if signature == loaded:
             return None
-        classifier = Classifier.load(path, threads)
+        classifier = load_classifier(path, load)
         classifier.check()
         loaded = signature
         return classifier
@@ -279,6 +282,10 @@ def check(options: ServeOptions) -> None:
         raise ConfigError(f"--max-delay-ms {options.max_delay_ms}: must be 0 or more")
 
 
+def _log_engine(console: Console, name: str, line: str) -> None:
+    console.info(f"{name}: {line}")
+
+
 def serve(
     arguments: list[str],
     options: ServeOptions,
@@ -290,12 +297,15 @@ def serve(
     folders = parse_models(arguments)
     models, loaded = {}, {}
     for name, folder in folders.items():
-        reload = make_reload(folder, options.threads)
+        sizes = [size for size in BATCH_SIZES if size < options.max_batch] + [options.max_batch]
+        log = partial(_log_engine, console, name)
+        reload = make_reload(folder, LoadOptions(options.engine, options.threads, sizes, log=log))
         classifier = reload()
         assert classifier is not None, "the first call always loads"
         models[name] = ServedModel(classifier, reload)
         model, version, classes = classifier.metadata.model, classifier.version, len(classifier.metadata.classes)
-        loaded[name] = {"model": model, "run": folder, "checkpoint": version, "classes": classes}
+        engine = describe(classifier.engine)
+        loaded[name] = {"model": model, "run": folder, "checkpoint": version, "classes": classes, "engine": engine}
         console.info(f"{name}: {model} of {folder}, {version}, {classes} classes")
     settings = Settings(
         limits=Limits(body_bytes=int(options.max_body_mb * 2**20), body_seconds=options.body_seconds),

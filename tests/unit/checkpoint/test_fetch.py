@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from convolve.checkpoint import fetch, weights_table
-from convolve.checkpoint.fetch import cache_root, fetch_weights, read_provenance
+from convolve.checkpoint.fetch import cache_root, fetch_weights
+from convolve.checkpoint.provenance import read_provenance
 from convolve.checkpoint.sources import FetchOptions
 from convolve.checkpoint.weights_table import (
     TENSORFLOW_OPTIONS,

@@ -89,7 +89,7 @@ def test_the_last_line_is_one_json_object(quick_command, paths, case):
 
 
 def test_serve_prints_its_url_and_models_once_it_has_started(digits_run):
-    server = Running("serve", f"digits={digits_run}", "--port", "0", "--threads", "1", "--json")
+    server = Running("serve", f"digits={digits_run}", "--port", "0", "--threads", "1", "--engine", "torch", "--json")
     with server.stdout as output:
         info = next(json.loads(line) for line in iter(output.readline, "") if line.startswith("{"))
         assert server.stop() == 0

@@ -3,6 +3,7 @@
 import json
 import tempfile
 import zipfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import which
@@ -19,7 +20,7 @@ from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.export import export
 from convolve.export.export import compare, reference_predictor, require_equal, sample_pixels
-from convolve.export.formats import FORMATS, ExportModule, open_export, read_weights, write_export
+from convolve.inference.formats import FORMATS, ExportModule, open_export, read_weights, write_export
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
@@ -136,7 +137,32 @@ def test_int8_accuracy_is_close_to_that_of_the_model(exported, run_folder, tmp_p
     assert abs(report.accuracy - report.int8_accuracy) <= 3 / 297
     whole = exported("onnx")
     assert report.bytes < whole.bytes / 2
-    assert open_export("onnx", report.path)[1] == open_export("onnx", whole.path)[1]
+    stored, plain = open_export("onnx", report.path)[1], open_export("onnx", whole.path)[1]
+    assert replace(stored, quantization=None) == plain
+    assert stored.quantization == {
+        "float_accuracy": report.accuracy,
+        "accuracies": report.int8_accuracies,
+        "test_samples": 297,
+    }
+    assert report.int8_accuracies["onnxruntime"] == report.int8_accuracy
+
+
+@needs_onnx
+def test_int8_that_loses_too_much_is_rejected_and_an_engine_that_does_cannot_run_the_file(
+    run_folder, tmp_path, monkeypatch
+):
+    pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+    lost = {"onnxruntime": 0.7, "openvino": 0.9}
+    monkeypatch.setattr(export, "_measure_int8", lambda *given: export.Int8Accuracy(0.9, dict(lost), 297))
+    path = tmp_path / "small.onnx"
+    with pytest.raises(ConvolveError, match=r"^--int8: loses 20.00% of accuracy \(90.00% to 70.00%\), more"):
+        export.export(run_folder, "onnx", SilentConsole(), output=path, int8=True)
+    assert not list(tmp_path.iterdir())
+    lost.update(onnxruntime=0.9, openvino=0.7)
+    report = export.export(run_folder, "onnx", SilentConsole(), output=path, int8=True)
+    assert report.int8_accuracies == {"onnxruntime": 0.9}
+    with pytest.raises(ConfigError, match="--max-accuracy-loss 2: must be 0 to 1"):
+        export.export(run_folder, "onnx", SilentConsole(), output=path, int8=True, max_accuracy_loss=2)
 
 
 @needs_onnx

@@ -12,7 +12,7 @@ from convolve.checkpoint.weights_table import WEIGHTS, Preprocessing, WebSource,
 from convolve.config.loading import read_saved, resolve
 from convolve.config.schema import ModelConfig
 from convolve.export.export import export
-from convolve.export.formats import read_weights
+from convolve.inference.formats import read_weights
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 from convolve.runs import session

@@ -43,7 +43,7 @@ class Serving(Running):
     """A server process."""
 
     def __init__(self, *arguments):
-        super().__init__("serve", *arguments, "--port", "0", "--threads", "1")
+        super().__init__("serve", *arguments, "--port", "0", "--threads", "1", "--engine", "torch")
         self.lines = []
         for line in self.stdout:
             self.lines.append(line)

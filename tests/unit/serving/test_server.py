@@ -4,6 +4,7 @@ import pytest
 
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.errors import ConfigError
+from convolve.inference.classifier import LoadOptions
 
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
@@ -12,7 +13,7 @@ from convolve.serving.server import ServeOptions, check, make_reload, parse_mode
 
 
 def test_a_reload_loads_a_checkpoint_once(digits_run):
-    reload = make_reload(digits_run)
+    reload = make_reload(digits_run, LoadOptions(threads=1))
     assert reload().version == choose_checkpoint(digits_run).name
     assert reload() is None
 

@@ -1,20 +1,24 @@
 """Normalize pixels: x = pixel * scale + shift for each channel, with scale = 1 / (255 std) and shift = -mean / std.
 
 One `Transform` serves training, validation, prediction and export. It is stored in every checkpoint, so a model always
-gets the input that it was trained on.
+gets the input that it was trained on. Torch is imported on first use: a server of exported files needs only the values.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from convolve.data.dataset import Images
+from convolve.data.image_io import Images
 from convolve.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FIXED = {"unit": (0.0, 1.0), "symmetric": (0.5, 0.5)}
@@ -43,6 +47,8 @@ class Transform:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Normalize pixels 0 to 255 [N, H, W, C] to float32 [N, C, H, W]; memory stays channels-last."""
+        import torch
+
         images = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if self.channels == 1:
             images.mul_(1 / (255 * self.std[0])).add_(-self.mean[0] / self.std[0])
@@ -59,7 +65,7 @@ class Transform:
         return {**size, "mean": self.mean, "std": self.std, "crop_share": self.crop_fraction}
 
     @classmethod
-    def from_json(cls, stored: Any) -> "Transform":
+    def from_json(cls, stored: Any) -> Transform:
         """Return the transform of the plain values in a checkpoint."""
         try:
             mean, std = (tuple(float(x) for x in stored[key]) for key in ("mean", "std"))
@@ -81,6 +87,8 @@ def _line_factors(
     mean: tuple[float, ...], std: tuple[float, ...], width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the scales and shifts of one line of pixels, copied to the device once."""
+    import torch
+
     scales = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32)
     shifts = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
     return scales.repeat(width).to(device), shifts.repeat(width).to(device)

@@ -22,8 +22,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -34,7 +32,10 @@ from convolve.data.transforms.normalize import Transform
 from convolve.directory import private_folder
 from convolve.errors import CheckpointError, ConvolveError, ExtraError
 from convolve.files import file_sha256
-from convolve.inference.metadata import METADATA_KEY, ModelMetadata
+from convolve.inference.engines.base import Logits, Pixels
+from convolve.inference.engines.onnx import open_onnxruntime
+from convolve.inference.engines.probe import Predictor
+from convolve.inference.metadata import METADATA_KEY, ModelMetadata, read_metadata
 from convolve.models.adopt import AdoptedModel
 
 
@@ -61,11 +62,8 @@ class ExportModule(nn.Module):
         return logits
 
 
-Pixels = npt.NDArray[np.uint8]
-Logits = npt.NDArray[np.float32]
-Predictor = Callable[[Pixels], Logits]
 MAX_BATCH = 4096
-_written_packages: set[str] = set()  # sha256 of the aoti packages of this process, the only ones it loads
+_written_packages: set[str] = set()  # sha256 of the aoti packages that this process may load
 _METADATA_FILE = f"{METADATA_KEY}.json"
 
 
@@ -125,18 +123,8 @@ def _write_onnx(module: ExportModule, metadata: ModelMetadata, path: Path) -> No
 
 def _open_onnx(path: Path) -> tuple[Predictor, ModelMetadata]:
     require_onnx()
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-    def run(pixels: Pixels) -> Logits:
-        (logits,) = session.run(["logits"], {"pixels": pixels})
-        return np.asarray(logits, np.float32)
-
-    return run, _read_metadata(session.get_modelmeta().custom_metadata_map, path)
+    engine = open_onnxruntime(path, torch.get_num_threads())
+    return engine.run, read_metadata(engine.properties, path)
 
 
 def _write_pt2(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
@@ -146,7 +134,7 @@ def _write_pt2(module: ExportModule, metadata: ModelMetadata, path: Path) -> Non
 def _open_pt2(path: Path) -> tuple[Predictor, ModelMetadata]:
     extra: dict[str, Any] = {_METADATA_FILE: ""}
     program = torch.export.load(path, extra_files=extra)
-    return _torch_predictor(program.module()), _read_metadata({METADATA_KEY: extra[_METADATA_FILE]}, path)
+    return _torch_predictor(program.module()), read_metadata({METADATA_KEY: extra[_METADATA_FILE]}, path)
 
 
 @contextmanager
@@ -189,6 +177,11 @@ def _write_aoti(module: ExportModule, metadata: ModelMetadata, path: Path) -> No
         ) from error
 
 
+def trust_package(path: Path) -> None:
+    """Allow this process to load an aoti package from a private folder, after its sha256 was compared."""
+    _written_packages.add(file_sha256(path))
+
+
 def _open_aoti(path: Path) -> tuple[Predictor, ModelMetadata]:
     from torch._inductor import aoti_load_package
 
@@ -198,7 +191,7 @@ def _open_aoti(path: Path) -> tuple[Predictor, ModelMetadata]:
         if file_sha256(private_copy) not in _written_packages:
             raise CheckpointError(f"{path}: contains a program that this command has not written; export the run again")
         package = aoti_load_package(str(private_copy))
-    return _torch_predictor(package), _read_metadata(package.get_metadata(), path)
+    return _torch_predictor(package), read_metadata(package.get_metadata(), path)
 
 
 def _write_safetensors(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
@@ -210,7 +203,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], ModelMetadata]:
     """Return the weights and metadata of an exported safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, _read_metadata(file.metadata() or {}, path)  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, read_metadata(file.metadata() or {}, path)  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot read safetensors ({error}); export the run again") from None
 
@@ -226,12 +219,6 @@ def _torch_predictor(module: Callable[[torch.Tensor], torch.Tensor]) -> Predicto
         return logits.numpy()
 
     return run
-
-
-def _read_metadata(strings: dict[str, str], path: Path) -> ModelMetadata:
-    if not strings.get(METADATA_KEY):
-        raise CheckpointError(f"{path}: contains no convolve metadata; export the run with `convolve export`")
-    return ModelMetadata.from_json(strings[METADATA_KEY], str(path))
 
 
 FORMATS: dict[str, ExportFormat] = {

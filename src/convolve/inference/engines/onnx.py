@@ -1,0 +1,86 @@
+"""Engines that run an ONNX file: onnxruntime and OpenVINO. Neither needs torch.
+
+Both compute in fp32, or in int8 where the file is quantized. OpenVINO would otherwise round to bf16 on CPUs that have
+instructions for it. Threads are those of convolve, not those that an engine finds.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+import numpy as np
+
+from convolve.inference.engines.base import Logits, Pixels
+
+INPUT, OUTPUT = "pixels", "logits"
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeEngine:
+    """A session of onnxruntime on the CPU."""
+
+    version: str
+    session: Any
+    name: ClassVar[str] = "onnxruntime"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The metadata entries of the file."""
+        found: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
+        return found
+
+    def run(self, pixels: Pixels) -> Logits:
+        (logits,) = self.session.run([OUTPUT], {INPUT: pixels})
+        return np.asarray(logits, np.float32)
+
+
+def open_onnxruntime(path: Path, threads: int) -> OnnxRuntimeEngine:
+    """Open an ONNX file with onnxruntime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return OnnxRuntimeEngine(onnxruntime.__version__, session)
+
+
+@dataclass(frozen=True)
+class OpenVinoEngine:
+    """A model of OpenVINO, compiled for one batch size and, on first use, for all others."""
+
+    version: str
+    path: Path
+    core: Any
+    settings: dict[str, Any]
+    name: ClassVar[str] = "openvino"
+    _requests: dict[int | None, Any] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def compile(self, batch_size: int | None) -> None:
+        """Compile for a batch size; None: for any."""
+        model = self.core.read_model(str(self.path))
+        if batch_size is not None:
+            model.reshape([batch_size, *list(model.input(INPUT).partial_shape)[1:]])
+        compiled = self.core.compile_model(model, "CPU", self.settings)
+        self._requests[batch_size] = compiled.create_infer_request()
+
+    def run(self, pixels: Pixels) -> Logits:
+        # A request has one set of buffers.
+        with self._lock:
+            size = len(pixels) if len(pixels) in self._requests else None
+            if size not in self._requests:
+                self.compile(size)
+            results = self._requests[size].infer({INPUT: pixels}, share_inputs=True, share_outputs=True)
+            return np.array(results[OUTPUT], np.float32)
+
+
+def open_openvino(path: Path, threads: int, batch_size: int | None = None) -> OpenVinoEngine:
+    """Open an ONNX file with OpenVINO, compiled for a batch size; None: for any."""
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    engine = OpenVinoEngine(openvino.__version__.partition("-")[0], path, openvino.Core(), settings)
+    engine.compile(batch_size)
+    return engine

@@ -8,6 +8,7 @@ checkpoints/step-000001876/  one folder per checkpoint, and best.txt with the na
 averages/NAME/               averages of checkpoints
 dumps/                       tensors of chosen steps, and of the first overflow
 summary.json                 figures of a finished run
+calibration.json             temperature that calibrates the probabilities
 report.html, curves.png, model.svg, bad-samples.txt, data-checks.csv, result_SEED.txt, model.onnx, wandb/run-id.txt
 .claimed                     marks a new folder as taken; holds the lock while a run is in progress
 """
@@ -27,6 +28,7 @@ CURVES_FILE = "curves.png"
 GRAPH_FILE = "model.svg"
 BAD_SAMPLES_FILE = "bad-samples.txt"
 DATA_CHECKS_FILE = "data-checks.csv"
+CALIBRATION_FILE = "calibration.json"
 WANDB_ID_FILE = "wandb/run-id.txt"
 LOCK_FILE = ".claimed"
 

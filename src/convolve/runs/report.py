@@ -27,6 +27,7 @@ from convolve.report.numerics_section import read_numerics
 from convolve.report.page import render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
 from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
+from convolve.runs.calibration import fit_calibration, read_calibration, write_calibration
 from convolve.runs.findings import read_checks
 from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
 
@@ -74,7 +75,10 @@ def write_training_report(
     folder: Path, model: Network, data: DataModule, execution: Execution, *, evaluated: bool
 ) -> Path:
     """Write the report at the end of a run; costs one pass over the test images if `evaluated`."""
-    predictions = collect_predictions(model, data, "final weights", execution) if evaluated else None
+    predictions = None
+    if evaluated:
+        predictions = collect_predictions(model, data, "final weights", execution)
+        write_calibration(folder, fit_calibration(model, data, execution, predictions))
     return _write(report_path(folder), [_collect(folder, predictions, _environment())])
 
 
@@ -92,9 +96,10 @@ def report(
         user = users[number] if users else NO_USER_CODE
         trained = load_trained(choose_checkpoint(folder), user=user)
         device.configure(trained.config.run.threads)
-        predictions = collect_predictions(
-            trained.model, open_run_data(trained, console, train=False), f"checkpoint {trained.path.name}"
-        )
+        data = open_run_data(trained, console, train=False)
+        predictions = collect_predictions(trained.model, data, f"checkpoint {trained.path.name}")
+        if read_calibration(folder) is None:
+            write_calibration(folder, fit_calibration(trained.model, data, PlainExecution(), predictions))
         reports.append(_collect(folder, predictions, _versions(trained)))
     if not reports:
         raise ConfigError("report: no run given; name one run folder or several")

@@ -52,7 +52,7 @@ def test_temperature_of_probabilities_is_that_of_logits(temperature: float) -> N
 
 
 def test_unsure_predictions_become_unknown_and_keep_their_classes() -> None:
-    report = PredictReport([SURE], {})
+    report = PredictReport([SURE], {}, "torch")
     assert abstain(report, 0.89, 1.0).predictions[0].label == "cat"
     [flat] = abstain(report, 0.89, 3.0).predictions
     assert flat.label == UNKNOWN and list(flat.probabilities) == ["cat", "dog", "cow"] and flat.probability < 0.89
@@ -63,7 +63,7 @@ def test_probabilities_of_zero_are_survived() -> None:
 
 
 def test_a_table_has_a_column_for_each_class_and_a_row_for_each_error() -> None:
-    report = PredictReport([SURE], {"b,.png": 'a "bad" file'})
+    report = PredictReport([SURE], {"b,.png": 'a "bad" file'}, "torch")
     rows = list(csv.DictReader(io.StringIO(format_csv(report, 4))))
     assert list(rows[0].values()) == ["a.png", "cat", "cat", "0.9000", "dog", "0.0700", "cow", "0.0300", "", "", ""]
     assert rows[1]["file"] == "b,.png" and rows[1]["error"] == 'a "bad" file'

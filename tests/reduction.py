@@ -13,6 +13,8 @@ This replaces the following values of a config, so tests that use it do not comp
 All other options stay as configured.
 """
 
+from convolve.cli.command import Parser, add_config_flags, read_config
+from convolve.compat.options import translate
 from convolve.config.model_options import family_of
 
 SMALL = {
@@ -76,3 +78,31 @@ def as_flags(given):
             items = (value or [""]) if isinstance(value, list) else ["none" if value is None else value]
             words += [f"--{flag}", *map(str, items)]
     return words
+
+
+def without_data_dir(words):
+    """The words without `--data-dir FOLDER`, under any of its names."""
+    old = ("--data-dir", "--imagenet-data-path")
+    return [word for word, before in zip(words, ["", *words], strict=False) if word not in old and before not in old]
+
+
+def reduced(words):
+    """A command of a page at the size of a test; the options of the page are resolved first."""
+    command, *rest = words[1:]
+    if command == "launch":
+        return ["convolve", command, "--dry-run", *rest]
+    if command not in ("train", "bench"):
+        return ["convolve", command, *without_data_dir(rest)]
+    part, rest = (rest[:1], rest[1:]) if command == "bench" else ([], rest)
+    parser = Parser(command, "Reduced.")
+    add_config_flags(parser)
+    small = reduce_size(read_config(parser.parse(translate(rest))))
+    if part == ["infer"]:
+        small = {name: small[name] for name in ("dataset", "model", "model_size", "normalization")}
+    quick = {
+        "data": ["--images", "64"],
+        "infer": ["--variants", "eager", "--batch-sizes", "4", "--seconds", "0.01"],
+        "train": ["--warmup", "1", "--run-steps", "1", "--repeats", "2"],
+    }
+    less = [*as_flags(small), *quick.get("".join(part), [])]
+    return ["convolve", command, *part, *without_data_dir(translate(rest)), *less]

@@ -8,13 +8,12 @@ import re
 
 import pytest
 
-from convolve.cli.command import Parser, add_config_flags, read_config
 from convolve.cli.main import COMMANDS, dispatch
 from convolve.compat.options import translate
 from convolve.compat.programs import PROGRAMS, translate_program
 from convolve.errors import ConfigError
 from documents import ROOT, commands, fill_desk, run_command, tables
-from reduction import as_flags, reduce_size
+from reduction import reduced
 
 PAGES = sorted((ROOT / "docs" / "migrating").glob("*.md"))
 NAMED = {
@@ -80,34 +79,6 @@ def test_every_flag_that_a_table_offers_exists(command, capsys):
 def test_a_page_names_every_option_of_its_original(page):
     covered = {option.split()[0].lstrip("-").replace("_", "-") for _, option, _, _ in rows(page)}
     assert [name for name in NAMED[page.stem] if name.replace("_", "-") not in covered] == []
-
-
-def without_data_dir(words):
-    """The words without `--data-dir FOLDER`, under any of its names."""
-    old = ("--data-dir", "--imagenet-data-path")
-    return [word for word, before in zip(words, ["", *words], strict=False) if word not in old and before not in old]
-
-
-def reduced(words):
-    """A command of a page at the size of a test; the options of the page are resolved first."""
-    command, *rest = words[1:]
-    if command == "launch":
-        return ["convolve", command, "--dry-run", *rest]
-    if command not in ("train", "bench"):
-        return ["convolve", command, *without_data_dir(rest)]
-    part, rest = (rest[:1], rest[1:]) if command == "bench" else ([], rest)
-    parser = Parser(command, "Reduced.")
-    add_config_flags(parser)
-    small = reduce_size(read_config(parser.parse(translate(rest))))
-    if part == ["infer"]:
-        small = {name: small[name] for name in ("dataset", "model", "model_size", "normalization")}
-    quick = {
-        "data": ["--images", "64"],
-        "infer": ["--variants", "eager", "--batch-sizes", "4", "--seconds", "0.01"],
-        "train": ["--warmup", "1", "--run-steps", "1", "--repeats", "2"],
-    }
-    less = [*as_flags(small), *quick.get("".join(part), [])]
-    return ["convolve", command, *part, *without_data_dir(translate(rest)), *less]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

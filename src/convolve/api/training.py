@@ -14,6 +14,7 @@ from convolve.api.progress import open_progress
 from convolve.api.run import Run, Stopped
 from convolve.api.session import session, training
 from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source, locate, open_registered_data, read_user_code
+from convolve.config.defaults import default_config
 from convolve.config.loading import field_name, resolve
 from convolve.config.schema import SECTION_OF, Config
 from convolve.errors import ConfigError, suggest
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from convolve.recipes.photos import PhotoPlan
     from convolve.runs.results import TrainReport
 
-DEFAULT_CONFIG = "lenet-mnist"
 TrainFn = Callable[["CallbackConsole", "StopRequest"], "TrainReport"]
 
 
@@ -214,8 +214,9 @@ def read_config(
         return config.replace(**given)
     if isinstance(config, Path):
         return Config.read(config).replace(**given)
-    base = config or (None if model is not None else DEFAULT_CONFIG)
-    return resolve(base, None, given).config
+    if config is None and (model is None or isinstance(model, str)):
+        config, given = default_config(given)
+    return resolve(config, None, given).config
 
 
 def plan_folder(data: Source | None, options: dict[str, Any], console: Console) -> PhotoPlan | None:

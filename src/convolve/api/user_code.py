@@ -45,8 +45,8 @@ def locate(data: Source | None) -> Place:
         return Place(folder=data)
     if not isinstance(data, str):
         return Place(is_object=True)
+    from convolve.config.defaults import PHOTO_DATASETS
     from convolve.data.catalog import ALIASES, CATALOG
-    from convolve.data.lookup import PHOTO_DATASETS
 
     if data in CATALOG or data in ALIASES or data in PHOTO_DATASETS:
         return Place(name=data)

@@ -43,6 +43,7 @@ from convolve.engine.build import (
     run_span,
 )
 from convolve.engine.callbacks import evaluate_state, validation_record
+from convolve.engine.data_choice import follow_data_and_model
 from convolve.engine.loop import StepEvent, fit, samples_after_steps
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts
@@ -300,7 +301,7 @@ def _open(config: Config, console: Console, stack: ExitStack) -> BenchRun:
 def open_bench_run(config: Config, folder: Path, console: Console, collectives: Collectives) -> BenchRun:
     """Open the data of a config and build its state and step, as a run does; dumps go to the folder."""
     started = time.perf_counter()
-    config = adopt_weights(config, console)
+    config = follow_data_and_model(adopt_weights(config, console))
     data = open_data(config, console)
     config = name_dataset(config, data.dataset.name)
     numerics = build_numerics(config, data.device, run_span(config, data), folder=folder, any_rank=collectives.any_rank)

@@ -15,6 +15,7 @@ from convolve.cli.help import HelpAction, HelpFormatter
 from convolve.compat.config_files import resolve
 from convolve.compat.options import translate
 from convolve.config import Config, ModelConfig
+from convolve.config.defaults import default_config
 from convolve.config.loading import flag_name
 from convolve.config.model_options import COMMON_OPTIONS, FamilyOptions, family_of
 from convolve.config.schema import SECTION_OF, SECTIONS, fields
@@ -22,7 +23,6 @@ from convolve.distributed.launch.local import run_attempts, start_processes
 from convolve.distributed.topology import is_distributed
 from convolve.errors import ConfigError, suggest
 
-DEFAULT_CONFIG = "lenet-mnist"
 RUN_COMMANDS = ("restore", "validate", "predict", "export", "serve", "report", "average", "describe")
 PLUGIN_COMMANDS = (*RUN_COMMANDS, "train", "bench", "align", "plan")
 PLUGIN_HELP = "Python file to execute first; its decorators register models and other parts (may be repeated)"
@@ -211,7 +211,7 @@ def read_config(namespace: argparse.Namespace, config: str | None = None, **over
     published = find_info(str(options.get("weights"))) if not named and "model" not in options else None
     if published is not None:
         options["model"] = published.model
-    name = named or (None if "model" in options else DEFAULT_CONFIG)
+    name, options = (named, options) if named else default_config(options)
     resolved = resolve(name, namespace.config_path, options)
     for line in resolved.notices:
         _print_notice(line)

@@ -285,7 +285,10 @@ def _build_saved(content: Mapping[str, Any], origin: str) -> Config:
 
 def build_stored(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, name: str = "custom") -> Config:
     """Return the config of a run; options that its version did not have keep what that version did."""
-    return build({**_BEFORE, **{field_name(key): value for key, value in values.items()}}, origins, name)
+    stored = {**_BEFORE, **{field_name(key): value for key, value in values.items()}}
+    if stored.get("dataset") is None and (stored.get("generated_data") or stored.get("synthetic_data")):
+        stored["dataset"] = "mnist"  # what runs without a name had, with any model
+    return build(stored, origins, name)
 
 
 def json_schema() -> dict[str, Any]:

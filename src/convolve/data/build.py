@@ -191,7 +191,9 @@ def load_dataset(
         raise DataError(
             f"data set {config.data.dataset}: the user's code, which is never imported; give it again with data="
         )
-    dataset = user or open_dataset(config.data, announce=console.info, progress=console.progress, train=train)
+    dataset = user or open_dataset(
+        config.data, announce=console.info, progress=console.progress, train=train, least=config.global_batch_size
+    )
     return select_samples(dataset, config.data)
 
 

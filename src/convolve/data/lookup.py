@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from convolve import device
+from convolve.config.defaults import PHOTO_DATASETS
 from convolve.config.schema import DataConfig
 from convolve.data.catalog import CATALOG, DIGITS, MNIST, DatasetInfo, find_dataset
 from convolve.data.dataset import Dataset, Images, Reader
@@ -36,7 +37,6 @@ from convolve.errors import DataError, suggest
 from convolve.rng import generator
 
 VARIABLES = ("DATA_DIR", "DATASETS_DIR")
-PHOTO_DATASETS = (NAME, "imagenet", "imagefolder", "webdataset", "tfrecord")
 
 _PATH_WORDS = {
     "mnist": ("mnist",),
@@ -47,17 +47,18 @@ _PATH_WORDS = {
 
 
 def open_dataset(
-    config: DataConfig, *, announce: Callable[[str], None], progress: Progress, train: bool = True
+    config: DataConfig, *, announce: Callable[[str], None], progress: Progress, train: bool = True, least: int = 1
 ) -> Dataset[Reader]:
     """Open the data set of a config. Catalog data sets and small images are read into memory, photographs are indexed.
 
     Args:
         announce: receives one line about anything unexpected, such as a fallback to the built-in digits.
         train: False leaves the training split of a folder empty and unread.
+        least: global batch; the number of generated photographs is a multiple of it, so every step is a whole one.
     """
     if config.dataset in PHOTO_DATASETS:
         if config.generated_data or config.synthetic_data:
-            return generated_photos(config.image_size or USUAL_PHOTO_SIZE, seed=0)
+            return generated_photos(config.image_size or USUAL_PHOTO_SIZE, seed=0, multiple_of=least)
         return _open_photos(config, progress, train)
     if config.dataset is None and config.data_dir is not None:
         inferred = infer_entry(config.data_dir)
@@ -289,8 +290,9 @@ def generated_dataset(entry: DatasetInfo, seed: int) -> Dataset[InMemoryImages]:
     return Dataset(entry.name, train, test, entry.classes, f"random images in the shape of {entry.name}")
 
 
-def generated_photos(size: int, seed: int) -> Dataset[InMemoryImages]:
-    """Return 640 random color images in a thousand classes, in place of photographs."""
-    train, test = (generated_split(count, size, 3, 1000, seed + split) for split, count in enumerate((512, 128)))
+def generated_photos(size: int, seed: int, multiple_of: int = 1) -> Dataset[InMemoryImages]:
+    """Return random color images in a thousand classes, in place of photographs: 512 or more to train, 128 to test."""
+    whole = -(-512 // multiple_of) * multiple_of
+    train, test = (generated_split(count, size, 3, 1000, seed + split) for split, count in enumerate((whole, 128)))
     classes = tuple(str(number) for number in range(1000))
     return Dataset(NAME, train, test, classes, f"random images of {size} x {size}")

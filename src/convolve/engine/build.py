@@ -24,6 +24,7 @@ from convolve.distributed.collectives import Collectives
 from convolve.distributed.gradient_sync import GradientSync
 from convolve.distributed.node_sum import SumLayout
 from convolve.distributed.partition import Partition, partition_model
+from convolve.engine.data_choice import follow_data_and_model
 from convolve.engine.ema import ModelEMA
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
 from convolve.engine.loop import run_samples
@@ -55,6 +56,8 @@ EmitFn = Callable[..., None]
 def open_data(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> DataModule:
     """Find or download the data set of a config, or take the user's, and fit its normalization."""
     target = device.select(config.run.device)
+    if user.data is None and user.module is None:
+        config = follow_data_and_model(config)
     dataset = load_dataset(config, console, user.data)
     shape = _usual_shape(config, user)
     photo_size = shape[1] if shape is not None and shape[0] == 3 else None
@@ -279,6 +282,7 @@ def build_on_meta(config: Config) -> Network:
 def model_input(config: Config) -> tuple[int, Shape]:
     """Return classes and image shape: those of the data set if it is known, else the model's defaults."""
     defaults = registry.resolve(config.model.model, config.model)
+    config = follow_data_and_model(config)
     info, side = dataset_info(config), config.data.image_size
     classes, shape = defaults.classes, defaults.input_shape
     if info is not None:

@@ -194,14 +194,16 @@ def _build(
     return _assemble(plan, args, style, options.stage1_projection)
 
 
-def _known_size(tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], options: ModelConfig) -> None:
-    """Reject a size that no image size has."""
+def _known_size(tables: tuple[dict[str, ResNetLayout], dict[str, ResNetLayout]], options: ModelConfig) -> str | None:
+    """Return the model for small images if only they have the size; reject a size that no images have."""
     imagenet, cifar = tables
     if options.model_size is not None and options.model_size not in {**imagenet, **cifar}:
         raise ConfigError(
             f"--model-size {options.model_size} with --model {options.model}: known sizes are {_list(imagenet)} "
             f"and, for images of up to {SMALL_SIDE} pixels, {_list(cifar)}"
         )
+    small = options.model_size in cifar and options.model_size not in imagenet
+    return f"{options.model}{options.model_size}-cifar" if small else None
 
 
 def _list(sizes: dict[str, ResNetLayout]) -> str:

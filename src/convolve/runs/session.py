@@ -33,6 +33,7 @@ from convolve.engine.build import (
     run_span,
 )
 from convolve.engine.callbacks import LogCallback, evaluate_state, log_trigger
+from convolve.engine.data_choice import follow_data_and_model
 from convolve.engine.guarantees import LostGuarantee, find_lost, report_lost
 from convolve.engine.loop import StepEvent, StopRequest, fit, stop_on_signals
 from convolve.engine.metrics import EvalResult
@@ -342,6 +343,7 @@ def train(
     device.configure(config.run.threads)
     if user.module is None:
         registry.check(config.model)
+        config = config if user.data else follow_data_and_model(config)
         resolve_splits(build_on_meta(config), config)
     with open_collectives(config.parallel, device.select(config.run.device)) as collectives:
         require_same_start(collectives, config)

@@ -11,7 +11,7 @@ from convolve.errors import ConfigError
         (["--batch_size=8"], ["--batch-size", "8"]),
         (["--train_epochs", "3"], ["--epochs", "3"]),
         (["--data_path", "my_data"], ["--data-dir", "my_data"]),
-        (["--num_ipus", "1"], ["--replicas", "1"]),
+        (["--num_ipus", "1"], ["--shards", "1"]),
         (["--use_ipu", "False"], []),
         (["--use_ipu", "True"], ["--device-model", "ipu-mk2"]),
         (["--stochastic-rounding", "OFF"], ["--no-stochastic-rounding"]),

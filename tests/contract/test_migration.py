@@ -15,7 +15,7 @@ from convolve.errors import ConfigError
 from documents import ROOT, commands, fill_desk, run_command, tables
 from reduction import reduced
 
-PAGES = sorted((ROOT / "docs" / "migrating").glob("*.md"))
+PAGES = sorted((ROOT / "docs" / "migrating").glob("*-*.md"))
 NAMED = {
     line.split(":")[0]: line.split(":")[1].split()
     for line in (ROOT / "tests" / "fixtures" / "original-options.txt").read_text(encoding="utf-8").splitlines()

@@ -47,6 +47,31 @@ def open_onnxruntime(path: Path, threads: int) -> OnnxRuntimeEngine:
 
 
 @dataclass(frozen=True)
+class _FixedRequest:
+    """A request for one batch size, with arrays that are its input and output."""
+
+    request: Any
+    pixels: Pixels
+    logits: Logits
+
+    def run(self, pixels: Pixels) -> Logits:
+        self.pixels[:] = pixels
+        self.request.infer(None, share_outputs=True)
+        return self.logits.copy()
+
+
+@dataclass(frozen=True)
+class _FlexibleRequest:
+    """A request for any batch size."""
+
+    request: Any
+
+    def run(self, pixels: Pixels) -> Logits:
+        results = self.request.infer(pixels, share_inputs=True, share_outputs=True)
+        return np.array(results[0], np.float32)
+
+
+@dataclass(frozen=True)
 class OpenVinoEngine:
     """A model of OpenVINO, compiled for one batch size and, on first use, for all others."""
 
@@ -55,7 +80,7 @@ class OpenVinoEngine:
     core: Any
     settings: dict[str, Any]
     name: ClassVar[str] = "openvino"
-    _requests: dict[int | None, Any] = field(default_factory=dict)
+    _requests: dict[int | None, _FixedRequest | _FlexibleRequest] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def compile(self, batch_size: int | None) -> None:
@@ -63,8 +88,12 @@ class OpenVinoEngine:
         model = self.core.read_model(str(self.path))
         if batch_size is not None:
             model.reshape([batch_size, *list(model.input(INPUT).partial_shape)[1:]])
-        compiled = self.core.compile_model(model, "CPU", self.settings)
-        self._requests[batch_size] = compiled.create_infer_request()
+        request = self.core.compile_model(model, "CPU", self.settings).create_infer_request()
+        self._requests[batch_size] = (
+            _FlexibleRequest(request)
+            if batch_size is None
+            else _FixedRequest(request, request.get_input_tensor(0).data, request.get_output_tensor(0).data)
+        )
 
     def run(self, pixels: Pixels) -> Logits:
         # A request has one set of buffers.
@@ -72,8 +101,7 @@ class OpenVinoEngine:
             size = len(pixels) if len(pixels) in self._requests else None
             if size not in self._requests:
                 self.compile(size)
-            results = self._requests[size].infer({INPUT: pixels}, share_inputs=True, share_outputs=True)
-            return np.array(results[OUTPUT], np.float32)
+            return self._requests[size].run(pixels)
 
 
 def open_openvino(path: Path, threads: int, batch_size: int | None = None) -> OpenVinoEngine:

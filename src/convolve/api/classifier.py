@@ -170,7 +170,8 @@ class Classifier:
         if isinstance(image, bytes):
             return decode_image(image, name, channels=channels)
         if isinstance(image, Image.Image):
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+            modes = {1: "L", 3: "RGB"}
+            pixels = np.array(image.convert(modes[channels]) if channels in modes else image)
         else:
             pixels = image.cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
         if pixels.ndim == 2:

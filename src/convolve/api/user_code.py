@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from convolve.config import Config
-    from convolve.data.user import UserDataset
+    from convolve.data.items import UserDataset
     from convolve.engine.objective import Loss, Metric
     from convolve.engine.user_code import UserCode
     from convolve.plugins import Registry
@@ -135,7 +135,7 @@ def _count_outputs(source: Any, model: ModelLike | None) -> int | None:
     import torch
     from torch import nn
 
-    from convolve.data.user import KeyedDataset, MapDataset, SampleFailure, read_items
+    from convolve.data.items import KeyedDataset, MapDataset, SampleFailure, read_items
 
     first = source[0] if isinstance(source, tuple) and source else source
     if not isinstance(model, nn.Module) or not isinstance(first, MapDataset | KeyedDataset):

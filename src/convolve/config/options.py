@@ -56,6 +56,7 @@ class DataOptions(TypedDict, total=False):
     split_rule: Literal["content", "name"]
     folds: int | None
     fold: int | None
+    sampler: Literal["shuffle", "balanced"]
     dataset_percentage_to_use: float
     image_size: int | None
     crop_fraction: float | None
@@ -116,6 +117,7 @@ class OptimOptions(TypedDict, total=False):
     weight_decay_on: Literal["all", "layers", "matrices"]
     bias_weight_decay: float | None
     weight_decay_exclude: Sequence[str]
+    class_weights: Sequence[str]
     label_smoothing: float
     label_smoothing_over: Literal["all", "others"]
     ema_decay: float | None

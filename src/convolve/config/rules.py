@@ -220,7 +220,15 @@ def _fold_of_folds(config: Config) -> None:
         raise ConfigError(f"--folds {folds} with several processes: train one fold at a time; add --fold 0, then 1")
 
 
+def _one_cure_of_imbalance(config: Config) -> None:
+    if config.data.sampler == "balanced" and config.optim.class_weights == ("auto",):
+        raise ConfigError(
+            "--sampler balanced with --class-weights auto: both make up for rare classes, together twice; omit one"
+        )
+
+
 DATA_RULES = (
+    _one_cure_of_imbalance,
     _fold_of_folds,
     _one_kind_of_cutmix,
     _partners_for_mixing,

@@ -140,6 +140,11 @@ class DataConfig(Section):
         None, ge=2, le=100, description="cross-validation: train once for each of this many folds"
     )
     fold: int | None = Field(None, ge=0, description="cross-validation: train only with this fold held out [all]")
+    sampler: Literal["shuffle", "balanced"] = Field(
+        "shuffle",
+        description="order of training images: every one once in each epoch, or as many of each class, those of rare "
+        "classes several times",
+    )
     dataset_percentage_to_use: float = Field(
         100.0, gt=0, le=100, description="percentage of the training images to use"
     )

@@ -2,11 +2,17 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from convolve.config.section import Section, normalize_choice
+
+
+def _as_words(value: Any) -> Any:
+    """Accept a single word, and numbers besides text."""
+    values = (value,) if isinstance(value, str | int | float) else value
+    return tuple(map(str, values)) if isinstance(values, tuple | list) else values
 
 
 class OptimConfig(Section):
@@ -72,6 +78,11 @@ class OptimConfig(Section):
     )
     weight_decay_exclude: tuple[str, ...] = Field(
         (), description="exclude parameters whose name contains one of these from decay (and from the scaling of lars)"
+    )
+    class_weights: Annotated[tuple[str, ...], BeforeValidator(_as_words)] = Field(
+        ("none",),
+        description="weight of the loss by class: none, auto (inversely proportional to the number of training "
+        "images, 1 on average), or one number for each class",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the target spread evenly over classes")
     label_smoothing_over: Literal["all", "others"] = Field(

@@ -9,6 +9,6 @@ __all__ = lazy.install(
     __name__,
     {
         "convolve.api.data": ("Feed", "check", "clean", "get", "list", "loader", "open", "prepare", "register"),
-        "convolve.data.user": ("KeyedDataset", "MapDataset"),
+        "convolve.data.items": ("KeyedDataset", "MapDataset"),
     },
 )

@@ -7,5 +7,5 @@ from convolve.api.data import loader as loader
 from convolve.api.data import open as open
 from convolve.api.data import prepare as prepare
 from convolve.api.data import register as register
-from convolve.data.user import KeyedDataset as KeyedDataset
-from convolve.data.user import MapDataset as MapDataset
+from convolve.data.items import KeyedDataset as KeyedDataset
+from convolve.data.items import MapDataset as MapDataset

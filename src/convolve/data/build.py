@@ -14,6 +14,7 @@ from convolve.data.dataset import Dataset, Reader
 from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.loader import Loader
 from convolve.data.lookup import open_dataset
+from convolve.data.sampling import Sampler, build_sampler
 from convolve.data.transforms.augment import NO_AUGMENT, Augment, Crop
 from convolve.data.transforms.mixup import NO_MIXING, Cutmix, Mixing, MixPlanner
 from convolve.data.transforms.normalize import Transform
@@ -77,9 +78,10 @@ def build_augment(config: DataConfig, reader: Reader) -> Augment:
     kind: str = config.augment
     shape = reader.image_shape
     if kind == "auto":
-        kind = "resized-crop-flip" if shape is None else "pad-crop-flip" if shape[2] == 3 else "none"
+        kind = "resized-crop-flip" if shape is None else "pad-crop-flip" if shape[2] >= 3 else "none"
     if config.train_with_valid_preprocessing:
         return NO_AUGMENT
+    _check_colors(config, shape)
     if _CROPS.get(kind) == "pad":
         _check_padding(kind, config, shape)
     return Augment(
@@ -95,6 +97,14 @@ def build_augment(config: DataConfig, reader: Reader) -> Augment:
         layers=config.randaugment_layers,
         magnitude=config.randaugment_magnitude,
     )
+
+
+def _check_colors(config: DataConfig, shape: tuple[int, int, int] | None) -> None:
+    channels = 3 if shape is None else shape[2]
+    given = {"--color-jitter": any(config.color_jitter), "--randaugment-layers": bool(config.randaugment_layers)}
+    if channels not in (1, 3) and any(given.values()):
+        option = next(option for option, used in given.items() if used)
+        raise ConfigError(f"{option}: changes colors, but the images have {channels} channels; omit it")
 
 
 def _check_padding(kind: str, config: DataConfig, shape: tuple[int, int, int] | None) -> None:
@@ -123,14 +133,26 @@ def uses_uniform_cutmix(config: DataConfig) -> bool:
     return (config.cutmix_lambda_low, config.cutmix_lambda_high) not in ((0.0, 0.0), (1.0, 1.0))
 
 
+@dataclass(frozen=True)
+class Training:
+    """What training does to samples; by default nothing, as in validation."""
+
+    augment: Augment = NO_AUGMENT
+    mixing: MixPlanner = NO_MIXING
+    sampler: Sampler | None = None
+
+
 def open_train_loader(reader: Reader, transform: Transform, device: torch.device, config: DataConfig) -> Loader:
-    """Return a loader of augmented and mixed batches."""
-    return _open(reader, transform, device, config, build_augment(config, reader), build_mixing(config))
+    """Return a loader of augmented and mixed batches, in the order of the sampler."""
+    order = build_sampler(config.sampler, reader.labels)
+    return _open(
+        reader, transform, device, config, Training(build_augment(config, reader), build_mixing(config), order)
+    )
 
 
 def open_test_loader(reader: Reader, transform: Transform, device: torch.device, config: DataConfig) -> Loader:
     """Return a loader of plain batches."""
-    return _open(reader, transform, device, config, NO_AUGMENT, NO_MIXING)
+    return _open(reader, transform, device, config, Training())
 
 
 def _open(
@@ -138,12 +160,11 @@ def _open(
     transform: Transform,
     device: torch.device,
     config: DataConfig,
-    augment: Augment,
-    mixing: MixPlanner,
+    training: Training,
 ) -> Loader:
     site = torch.device("cpu") if config.hostside_norm else device
-    fetcher = reader.fetcher(transform, augment, site, decoding_options(config, len(reader)))
-    return Loader(fetcher, transform, device, mixing, site)
+    fetcher = reader.fetcher(transform, training.augment, site, decoding_options(config, len(reader)))
+    return Loader(fetcher, transform, device, training.mixing, site, training.sampler)
 
 
 def decoding_options(config: DataConfig, count: int) -> DecodingOptions:

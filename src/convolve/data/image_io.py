@@ -1,4 +1,8 @@
-"""Decode whole images exactly, with Pillow, for prediction. Imports no torch, so a sandbox starts quickly."""
+"""Decode whole images exactly, with Pillow, for prediction. Imports no torch, so a sandbox starts quickly.
+
+Images of more than three channels are npy files of bytes [H, W, C]; four channels may also be a file with transparency,
+whose fourth channel is the opacity.
+"""
 
 import io
 import stat
@@ -18,6 +22,8 @@ Box: TypeAlias = tuple[int, int, int, int]
 MAX_PIXELS = 64_000_000
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MAX_PIXEL_BYTES = 16
+MAX_CHANNELS = 256
+_NPY_MAGIC = b"\x93NUMPY"
 
 
 def center_box(size: tuple[int, int], fraction: float) -> Box:
@@ -48,10 +54,16 @@ def decode_image_in_thread(
 ) -> Images:
     """`decode_image` for threads, which must not change the process-wide warning filters."""
     try:
+        if data[: len(_NPY_MAGIC)] == _NPY_MAGIC:
+            return _decode_array(bytes(data), path, channels, largest)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_pixels(image, path, largest)
             _check_png(image, data)
-            return _to_pixels(ImageOps.exif_transpose(image), channels)
+            upright = ImageOps.exif_transpose(image)
+            if channels not in (1, 3) and len(upright.getbands()) != channels:
+                found = len(upright.getbands())
+                raise DataError(f"{found} channels; the model takes {channels}, give them as npy", subject=path)
+            return _to_pixels(upright, channels)
     except DataError:
         raise
     except Image.DecompressionBombError as error:
@@ -87,6 +99,24 @@ def too_large_error(path: Path | str, size: tuple[int, int] | None, largest: int
     return ImageTooLargeError(problem, subject=path)
 
 
+def _decode_array(data: bytes, path: Path | str, channels: int, largest: int) -> Images:
+    """Return the pixels of an npy file; its header is checked before anything is allocated."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read_header(file)
+    if dtype != np.uint8 or by_columns or len(shape) != 3 or 0 in shape:
+        raise DataError(f"{dtype} {list(shape)}; give uint8 pixels [H, W, C] in C order", subject=path)
+    if shape[2] != channels:
+        raise DataError(f"{shape[2]} channels; the model takes {channels}", subject=path)
+    if shape[0] * shape[1] > largest:
+        raise too_large_error(path, (shape[1], shape[0]), largest)
+    body = data[file.tell() :]
+    if len(body) != shape[0] * shape[1] * shape[2]:
+        raise DataError(f"{len(body)} bytes for an array of {list(shape)}; save it again", subject=path)
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
 def _check_png(image: Image.Image, data: bytes | memoryview) -> None:
     """Compare the checksums of a PNG, which Pillow does only on request."""
     if image.format == "PNG":
@@ -95,6 +125,9 @@ def _check_png(image: Image.Image, data: bytes | memoryview) -> None:
 
 
 def _to_pixels(image: Image.Image, channels: int) -> Images:
+    if channels not in (1, 3):
+        pixels = np.array(image, np.uint8)
+        return pixels.reshape(*pixels.shape[:2], channels)
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_to_bytes(np.asarray(image), image.mode))
     elif image.has_transparency_data:

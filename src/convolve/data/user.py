@@ -1,13 +1,10 @@
 """Data sets of the user's code: read by index in the order of the run, by worker processes if requested.
 
-Before each item, the generators of `random`, numpy and torch are seeded by (seed, epoch, sample), so an item that draws
-from them is the same in any number of workers, replicas and micro batches, and after a restart. A data set with a
-method `sample(index, rng)` receives a numpy generator of the same key instead; None in validation. An exception of an
-item passes unchanged, with a note that names its index.
+An item depends only on its key (`items.py`). An exception of an item passes unchanged, with a note that names its
+index.
 """
 
 import os
-import random
 import sys
 import threading
 import time
@@ -16,17 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.multiprocessing as multiprocessing
-from PIL import Image
 from torch import Tensor
 
 from convolve import rng as keyed
 from convolve.data.dataset import Dataset, Images, Labels, Reader
+from convolve.data.items import Item, KeyedDataset, MapDataset, SampleFailure, UserDataset, name_of, read_items
 from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.in_memory import InMemoryFetcher, InMemoryImages
 from convolve.data.loader.loader import Fetched
@@ -39,111 +36,6 @@ STATISTICS_SAMPLES = 512
 TEST_FRACTION = 0.1
 STEPS_AHEAD = 2
 _IDENTITY = 1 / 255  # standard deviation that keeps float images as they are
-
-
-@runtime_checkable
-class MapDataset(Protocol):
-    """A data set of torch, torchvision or Hugging Face: items are (image, label) or {"image": ..., "label": ...}."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-@runtime_checkable
-class KeyedDataset(Protocol):
-    """A data set whose items draw from a given generator."""
-
-    def __len__(self) -> int: ...
-
-    def sample(self, index: int, rng: np.random.Generator | None, /) -> Any:
-        """Return one item; `rng` belongs to (seed, epoch, sample), and is None in validation."""
-
-
-UserDataset: TypeAlias = MapDataset | KeyedDataset
-Item = tuple[npt.NDArray[Any], int]
-
-
-def name_of(data: object) -> str:
-    """Return the name of a data set as `module:class`."""
-    return f"{type(data).__module__}:{type(data).__qualname__}"
-
-
-def read_item(data: UserDataset, index: int, key: SampleRNG | None) -> Item:
-    """Return pixels [H, W, C], uint8 or float32, and the label of one item, with all generators seeded by its key."""
-    parts = ("user test sample", index) if key is None else (key.seed, "user sample", key.epoch, index)
-    seed = keyed.hash_key(*parts)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed >> 1)
-    if isinstance(data, KeyedDataset):
-        item = data.sample(index, None if key is None else keyed.generator(*parts))
-    else:
-        item = data[index]
-    return _unpack(item, type(data).__qualname__, index)
-
-
-def _unpack(item: Any, name: str, index: int) -> Item:
-    image: Any
-    label: Any
-    if isinstance(item, dict) and {"image", "label"} <= set(item):
-        image, label = item["image"], item["label"]
-    elif isinstance(item, tuple | list) and len(item) == 2:
-        image, label = item
-    else:
-        raise DataError(
-            f"data set {name}: sample {index} is {type(item).__name__}; return (image, label) or a dict with both"
-        )
-    if isinstance(label, Tensor | np.ndarray) and label.ndim == 0:
-        label = label.item()
-    if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < 0:
-        raise DataError(f"data set {name}: sample {index} has the label {label!r}; return the number of its class")
-    return _to_pixels(image, name, index), int(label)
-
-
-def _to_pixels(image: Any, name: str, index: int) -> npt.NDArray[Any]:
-    if isinstance(image, Image.Image):
-        gray = image.mode in ("1", "L", "I", "I;16", "F")
-        image = np.array(image.convert("L" if gray else "RGB"))
-    if isinstance(image, Tensor):
-        image = image.detach().cpu().numpy()
-    if not isinstance(image, np.ndarray) or image.ndim not in (2, 3) or 0 in image.shape:
-        shape = getattr(image, "shape", type(image).__name__)
-        raise DataError(
-            f"data set {name}: image of sample {index} is {shape}; return an image, uint8 [H, W, C] or float [C, H, W]"
-        )
-    if image.dtype == np.uint8:
-        return image[..., None] if image.ndim == 2 else image
-    if np.issubdtype(image.dtype, np.floating):
-        channels_first = image[None] if image.ndim == 2 else image
-        return np.ascontiguousarray(channels_first.transpose(1, 2, 0), dtype=np.float32)
-    raise DataError(f"data set {name}: image of sample {index} is {image.dtype}; return uint8 or floating point")
-
-
-class SampleFailure(Exception):
-    """Carries the exception of one item from a worker."""
-
-    def __init__(self, index: int, error: BaseException) -> None:
-        super().__init__(index, error)
-        self.index = index
-        self.error = error
-
-
-def read_items(data: UserDataset, rows: Sequence[int], key: SampleRNG | None) -> list[Item | SampleFailure]:
-    """Read items one after the other; the global generators are afterwards as before."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    items: list[Item | SampleFailure] = []
-    try:
-        for index in rows:
-            try:
-                items.append(read_item(data, index, key))
-            except Exception as error:
-                items.append(SampleFailure(index, error))
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-    return items
 
 
 _worker_data: UserDataset | None = None
@@ -163,10 +55,10 @@ def _follow_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _work(rows: list[int], key: SampleRNG | None) -> list[tuple[Tensor, int] | SampleFailure]:
+def _work(rows: list[int], key: SampleRNG | None, numbers: list[int]) -> list[tuple[Tensor, int] | SampleFailure]:
     assert _worker_data is not None, "the pool starts its workers with the data set"
     found: list[tuple[Tensor, int] | SampleFailure] = []
-    for item in read_items(_worker_data, rows, key):
+    for item in read_items(_worker_data, rows, key, numbers):
         # A tensor crosses in shared memory.
         found.append(item if isinstance(item, SampleFailure) else (torch.from_numpy(item[0]), item[1]))
     return found
@@ -196,7 +88,11 @@ class UserReader:
 
     @property
     def labels(self) -> Labels:
-        return np.full(len(self.rows), -1, np.int64)
+        """Labels that the data set lists in an attribute `targets`; -1 if it has none."""
+        known = getattr(self.data, "targets", None)
+        if not isinstance(known, Sequence | np.ndarray | Tensor) or len(known) != len(self.data):
+            return np.full(len(self.rows), -1, np.int64)
+        return np.asarray(known).astype(np.int64)[self.rows]
 
     def take(self, rows: Indices) -> "UserReader":
         return replace(self, rows=self.rows[rows])
@@ -240,16 +136,20 @@ class UserFetcher:
         self._pool: ProcessPoolExecutor | None = None
         self._bad: set[int] = set()
 
-    def start(self, rows: Indices, rng: SampleRNG | None) -> Callable[[], Fetched]:
+    def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> Callable[[], Fetched]:
         indices = self._reader.rows[rows].tolist()
+        keys = rows if keys is None else keys
+        # The item's index, unless it is drawn again in an epoch.
+        again = (keys // len(self._reader)) * len(self._reader.data)
+        numbers = (self._reader.rows[rows] + again).tolist()
         if not self._options.workers:
-            return lambda: self._finish(rows, rng, read_items(self._reader.data, indices, rng))
+            return lambda: self._finish(rows, rng, read_items(self._reader.data, indices, rng, numbers), keys)
         count = self._options.workers
         size = -(-len(indices) // count)
-        chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
+        chunks = [slice(first, first + size) for first in range(0, len(indices), size)]
         pool = self._open_pool()
-        pending = [pool.submit(_work, chunk, rng) for chunk in chunks]
-        return lambda: self._finish(rows, rng, self._collect(pending))
+        pending = [pool.submit(_work, indices[chunk], rng, numbers[chunk]) for chunk in chunks]
+        return lambda: self._finish(rows, rng, self._collect(pending), keys)
 
     def _open_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -273,7 +173,9 @@ class UserFetcher:
             ) from None
         return items
 
-    def _finish(self, rows: Indices, rng: SampleRNG | None, items: Sequence[Item | SampleFailure]) -> Fetched:
+    def _finish(
+        self, rows: Indices, rng: SampleRNG | None, items: Sequence[Item | SampleFailure], keys: Indices
+    ) -> Fetched:
         kept, images, labels = [], [], []
         for position, item in enumerate(items):
             if isinstance(item, SampleFailure):
@@ -290,7 +192,7 @@ class UserFetcher:
         if not self._reader.floats and images:
             batch = InMemoryImages(stacked, np.array(labels, np.int64))
             augmented = InMemoryFetcher(batch, self._transform, pixels.device, self._augment)
-            pixels = augmented.fetch(np.arange(len(batch)), rng, rows[indices])
+            pixels = augmented.fetch(np.arange(len(batch)), rng, keys[indices])
         return Fetched(pixels, indices, torch.tensor(labels, dtype=torch.int64))
 
     def _check_shape(self, pixels: npt.NDArray[Any], index: int) -> None:

@@ -4,7 +4,7 @@
 and align all use it. `open_data` and `build_initial_model` do the I/O that has to come first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from convolve.checkpoint.pretrained import load_pretrained
 from convolve.config import Config, ModelConfig
 from convolve.data.build import DataModule, fit_normalization, load_dataset
 from convolve.data.catalog import dataset_info
+from convolve.data.dataset import Labels
+from convolve.data.sampling import resolve_class_weights
 from convolve.data.transforms.normalize import Transform
 from convolve.distributed import gradient_sync, stop_votes
 from convolve.distributed.collectives import Collectives
@@ -205,7 +207,7 @@ def build(
     numerics.execution.install(state.model)
     native_layers = apply_kernels(config, state.model, numerics.choice)
     numerics.execution.round_initial_weights()
-    objective = build_objective(config, user, len(data.dataset.classes))
+    objective = build_objective(config, user, data.dataset.classes, data.dataset.train.labels)
     running = RunningMetrics(data.device, collectives, objective.metrics)
     metrics: Metrics = running if config.log.metrics else NullMetrics()
     grad_sync = _build_grad_sync(config, collectives, state)
@@ -247,21 +249,28 @@ def _build_state(config: Config, partition: Partition, numerics: Numerics) -> Tr
     return state
 
 
-def build_objective(config: Config, user: UserCode, classes: int) -> Objective:
-    """Return loss and metrics: the user's, or cross-entropy and accuracy."""
-    metrics = measure_metrics(user.metrics, classes)
+def build_objective(config: Config, user: UserCode, classes: Sequence[str], labels: Labels | None = None) -> Objective:
+    """Return loss and metrics: the user's, or cross-entropy and accuracy. Class weights follow from the training
+    labels; without them, the loss of training is not weighted."""
+    metrics, optim = measure_metrics(user.metrics, len(classes)), config.optim
+    weights = None if labels is None else resolve_class_weights(optim.class_weights, labels, classes)
     if user.loss is None:
-        return Objective(
-            CrossEntropy(config.optim.label_smoothing, config.optim.label_smoothing_over), CrossEntropy(), metrics
+        by_class = None if weights is None else torch.from_numpy(weights)
+        loss = CrossEntropy(optim.label_smoothing, optim.label_smoothing_over, by_class)
+        return Objective(loss, CrossEntropy(), metrics)
+    if weights is not None:
+        raise ConfigError(
+            f"--class-weights {' '.join(optim.class_weights)}: applies to the built-in cross-entropy only; omit it, or "
+            "weight the samples in your loss"
         )
     if config.optim.label_smoothing:
         raise ConfigError(
             f"--label-smoothing {config.optim.label_smoothing:g}: applies to the built-in cross-entropy only; "
             "omit it, or smooth the labels in your loss"
         )
-    check_loss(user.loss, classes)
-    loss = UserLoss(user.loss)
-    return Objective(loss, loss, metrics)
+    check_loss(user.loss, len(classes))
+    own = UserLoss(user.loss)
+    return Objective(own, own, metrics)
 
 
 def _build_forward_backward(

@@ -2,8 +2,9 @@
 
 Built-in models keep all of them: a resumed run equals an uninterrupted one ("restart"), micro batches in any number of
 processes give the same result ("processes"), micro batches of another size give the same result up to rounding ("batch
-size"; a batch norm itself always normalizes by its micro batch), and running statistics are updated once per step
-("norms"). Of other code this is probed. Each guarantee that is lost is one line that says why and what to do.
+size"; a batch norm itself always normalizes by its micro batch), running statistics are updated once per step
+("norms"), and an epoch has every sample once ("epoch", which balanced sampling gives up). Of other code this is probed.
+Each guarantee that is lost is one line that says why and what to do.
 
     run twice under one key            same output, and nothing but known statistics changed   restart, norms
     generator states before and after  unchanged                                               batch size
@@ -56,7 +57,7 @@ class LostGuarantee:
 
 def find_lost(model: Network, data: DataModule, config: Config, user: UserCode) -> list[LostGuarantee]:
     """Return the guarantees that the user's module and loss do not keep; in a strict run, one is an error."""
-    found = probe_data(user, config.run.seed)
+    found = probe_data(user, config.run.seed) + probe_sampler(config)
     if not isinstance(model, AdoptedModel) and user.loss is None:
         return _require_all(found, user)
     batch = next(data.train_loader().step_batches(config.run.seed, 0, IMAGES, IMAGES)).micro_batches[0]
@@ -87,6 +88,19 @@ def probe_data(user: UserCode, seed: int) -> list[LostGuarantee]:
         "draw from the rng of sample(index, rng)"
     )
     return [LostGuarantee(subject, ("restart", "processes", "batch size"), message)]
+
+
+def probe_sampler(config: Config) -> list[LostGuarantee]:
+    """Return what sampling with replacement loses."""
+    if config.data.sampler == "shuffle":
+        return []
+    subject = f"--sampler {config.data.sampler}"
+    message = (
+        f"{subject}: draws images of rare classes several times and omits some of the others, so an epoch does not "
+        "have every image once (a restart, replicas and the batch size change nothing); use --class-weights auto to "
+        "keep that"
+    )
+    return [LostGuarantee(subject, ("epoch",), message)]
 
 
 def report_lost(found: Iterable[LostGuarantee], console: Console, emit: Callable[..., None]) -> None:

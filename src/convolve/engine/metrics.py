@@ -3,7 +3,9 @@
 The loss is a sum over samples; the caller divides by the size of the global batch. Label smoothing: `all` gives (1 - e)
 to the target and spreads e over all K classes; `others` spreads e over the K - 1 other classes, which is the same with
 e K / (K - 1). A mixed sample has several labels with weights that sum to one; its loss is the weighted sum of the
-losses of the labels. Running sums stay on the device, so a step does not wait for it.
+losses of the labels. Class weights multiply the loss of each label; the sum is still divided by the number of samples,
+so micro batches and replicas do not change the result (torch divides by the sum of the weights of a batch). Running
+sums stay on the device, so a step does not wait for it.
 """
 
 import math
@@ -29,15 +31,20 @@ class LossFn(Protocol):
 class CrossEntropy:
     """Softmax cross-entropy with label smoothing and mixed targets."""
 
-    def __init__(self, label_smoothing: float = 0.0, over: Literal["all", "others"] = "all") -> None:
+    def __init__(
+        self, label_smoothing: float = 0.0, over: Literal["all", "others"] = "all", class_weights: Tensor | None = None
+    ) -> None:
         self._smoothing = label_smoothing
         self._over = over
+        self._class_weights = class_weights
 
     def __call__(self, logits: Tensor, targets: Targets | Tensor) -> Tensor:
         """Return the sum of the losses of a micro batch; plain labels are targets of weight one."""
         classes = logits.shape[1]
         factor = classes / max(classes - 1, 1) if self._over == "others" else 1.0
         smoothing = min(self._smoothing * factor, 1.0)
+        if self._class_weights is not None:
+            return self._weighted(logits, targets, smoothing, self._class_weights.to(logits.device))
         if isinstance(targets, Tensor) or targets.weights is None:
             labels = targets if isinstance(targets, Tensor) else targets.labels
             return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
@@ -46,6 +53,18 @@ class CrossEntropy:
         if not smoothing:
             return -weighted
         return -(1 - smoothing) * weighted - smoothing * log_probs.mean(dim=1).sum()
+
+    def _weighted(self, logits: Tensor, targets: Targets | Tensor, smoothing: float, by_class: Tensor) -> Tensor:
+        labels = targets if isinstance(targets, Tensor) else targets.labels
+        mixed = None if isinstance(targets, Tensor) else targets.weights
+        labels = labels[None] if mixed is None else labels
+        weights = by_class[labels] if mixed is None else by_class[labels] * mixed
+        log_probs = logits.log_softmax(dim=1)
+        weights = weights.T.to(log_probs.dtype)
+        plain = log_probs.gather(1, labels.T).mul(weights).sum()
+        if not smoothing:
+            return -plain
+        return -(1 - smoothing) * plain - smoothing * (log_probs.mean(dim=1) * weights.sum(dim=1)).sum()
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,19 @@ def overlay_png(pixels: Images, heatmap: Heatmaps) -> bytes:
     low, high = _COLORMAP[index[..., 0]], _COLORMAP[index[..., 0] + 1]
     colors = low + (high - low) * (position - index)
     weight = 0.15 + 0.45 * np.clip(heatmap, 0, 1)[..., None]
-    mixed = np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (1 - weight) + colors * weight
+    mixed = np.broadcast_to(visible(pixels), (*pixels.shape[:2], 3)) * (1 - weight) + colors * weight
     return _to_png(np.clip(np.rint(mixed), 0, 255).astype(np.uint8))
 
 
 def input_png(pixels: Images) -> bytes:
     """Return a model input [H, W, C] as a PNG."""
-    return _to_png(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    shown = visible(pixels)
+    return _to_png(shown[..., 0] if shown.shape[2] == 1 else shown)
+
+
+def visible(pixels: Images) -> Images:
+    """Return the channels that can be shown: the first three, or the first."""
+    return pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., :1]
 
 
 def _to_png(pixels: Images) -> bytes:

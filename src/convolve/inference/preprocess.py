@@ -78,9 +78,12 @@ def fit_photo(image: Images, spec: InputSpec) -> Images:
         return image
     top, left, height, width = center_box(image.shape[:2], spec.crop_fraction)
     crop = image[top : top + height, left : left + width]
-    photo = Image.fromarray(crop[..., 0] if spec.channels == 1 else crop)
-    resized = photo.resize((spec.width, spec.height), Image.Resampling.BILINEAR)
-    return np.array(resized).reshape(spec.height, spec.width, spec.channels)
+    size = (spec.width, spec.height)
+    if spec.channels == 3:
+        return np.array(Image.fromarray(crop).resize(size, Image.Resampling.BILINEAR))
+    # Pillow has no images of more channels, and weighs those of an RGBA image by its fourth.
+    channels = (Image.fromarray(crop[..., channel]) for channel in range(spec.channels))
+    return np.stack([np.array(channel.resize(size, Image.Resampling.BILINEAR)) for channel in channels], axis=2)
 
 
 def fit_digit(image: Images, size: int, invert: bool | None) -> Images:

@@ -138,18 +138,42 @@ def _make_timm(package: Any, model: str, args: BuildArgs) -> nn.Module:
 
 
 def _make_torchvision(package: Any, model: str, args: BuildArgs) -> nn.Module:
-    if args.input_shape[0] != 3:
-        raise ConfigError(f"model {args.name}: takes 3 channels, the images have {args.input_shape[0]}; use timm:NAME")
     # These return auxiliary logits in training.
     options = {"aux_logits": False, "init_weights": True} if model in ("googlenet", "inception_v3") else {}
 
     def make() -> Any:
-        return package.models.get_model(model, weights=None, num_classes=args.classes, **options)
+        built = package.models.get_model(model, weights=None, num_classes=args.classes, **options)
+        return _fit_stem(built, args)
 
     return call_maker(make, args)
 
 
 _declared: list[torch.library.Library] = []
+
+
+def _fit_stem(module: nn.Module, args: BuildArgs) -> nn.Module:
+    """Replace the first convolution if the images have another number of channels; torchvision's models have three."""
+    channels = args.input_shape[0]
+    path, stem = next(
+        ((path, layer) for path, layer in module.named_modules() if isinstance(layer, nn.Conv2d)), ("", None)
+    )
+    if stem is None or stem.in_channels == channels:
+        return module
+    if type(stem) is not nn.Conv2d or stem.in_channels != 3 or stem.groups != 1:
+        raise ConfigError(f"model {args.name}: takes 3 channels, the images have {channels}; use timm:NAME")
+    parent, _, name = path.rpartition(".")
+    fitted = nn.Conv2d(
+        channels,
+        stem.out_channels,
+        stem.kernel_size,  # type: ignore[arg-type]
+        stem.stride,  # type: ignore[arg-type]
+        stem.padding,  # type: ignore[arg-type]
+        stem.dilation,  # type: ignore[arg-type]
+        bias=stem.bias is not None,
+        padding_mode=stem.padding_mode,
+    )
+    setattr(module.get_submodule(parent), name, fitted)
+    return module
 
 
 def import_library(library: str) -> Any:

@@ -22,6 +22,7 @@ from convolve.config.loading import resolve
 from convolve.data.dataset import Dataset, Reader
 from convolve.data.lookup import infer_entry
 from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
+from convolve.data.sampling import suggest_class_weights
 from convolve.errors import ConvolveError, DataError, to_one_line
 from convolve.loggers.base import Console, SilentConsole
 from convolve.recipes.speed import measure_photos
@@ -102,6 +103,8 @@ def find_photos(folder: Path, console: Console) -> Dataset[Reader] | None:
 def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any], console: Console) -> PhotoPlan:
     """Choose the options of a run on photos; `options` are explicit ones."""
     given = {**options, "data_dir": folder}
+    if "sampler" not in given and suggest_class_weights(photos.train.labels) == "auto":
+        given.setdefault("class_weights", "auto")
     has_test = photos.test_name == "test"
     count = len(photos.train)
     if has_test and photos.validation is None and given.get("epochs") not in (0, "0"):

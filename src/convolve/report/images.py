@@ -13,8 +13,8 @@ _PIXELATED = 64
 
 
 def image_data_url(pixels: Pixels) -> str:
-    """Return an image [H, W, C] as a data URL, reduced to a thumbnail."""
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    """Return an image [H, W, C] as a data URL, reduced to a thumbnail of at most its first three channels."""
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else pixels[..., :3])
     image.thumbnail((_SIDE, _SIDE))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)

@@ -35,7 +35,7 @@ def validate_one(
     execution = match_training_numerics(trained.config, trained.model, data.device)
     if logits_fn is not None and not execution.foldable:
         raise ConfigError("--engine: this run computes in another number format than fp32; use --engine torch")
-    objective = build_objective(trained.config, trained.user, len(trained.classes))
+    objective = build_objective(trained.config, trained.user, trained.classes)
     setup = EvalSetup(trained.config.run.validation_views, execution, objective)
     result = evaluate(trained.model, loader or data.validation_loader(), size, logits_fn=logits_fn, setup=setup)
     return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)

@@ -124,3 +124,12 @@ def test_forward_equals_timm(name, theirs):
     x = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
         assert torch.allclose(network(x), other(x), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["torchvision:squeezenet1_1", "torchvision:mobilenet_v3_small", "timm:resnet10t"])
+@pytest.mark.parametrize("channels", [1, 4, 13])
+def test_models_of_other_libraries_take_any_number_of_channels(name, channels):
+    library(name.partition(":")[0])
+    network = build(name, (channels, 64, 64), classes=5)
+    with torch.no_grad():
+        assert network(torch.randn(2, channels, 64, 64)).shape == (2, 5)

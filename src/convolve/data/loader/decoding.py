@@ -123,13 +123,14 @@ class DecodingFetcher:
         self._lock = threading.Lock()
         self._bad_rows: set[int] = set()
 
-    def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
+    def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> PendingPixels:
         """Submit the images to the threads; without threads, they are decoded when the returned function is called."""
+        keys = rows if keys is None else keys
         height, width = self._transform.height, self._transform.width
         with torch.inference_mode(False):  # the threads write to it, and they are never in that mode
             pixels = torch.empty((len(rows), height, width, 3), dtype=torch.uint8)
             targets = pixels.unbind(0)
-        views, numbers = self._views(rows, rng), rows.tolist()
+        views, numbers = self._views(keys, rng), rows.tolist()
         step = max(1, min(_MAX_CHUNK, len(rows) // max(self._options.workers, 1)))
         chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
 
@@ -140,22 +141,22 @@ class DecodingFetcher:
             return decoded
 
         if self._pool is None:
-            return lambda: self._finish(rows, rng, pixels, [decode(chunk) for chunk in chunks])
+            return lambda: self._finish(keys, rng, pixels, [decode(chunk) for chunk in chunks])
         pending: list[Future[list[int]]] = [self._pool.submit(decode, chunk) for chunk in chunks]
 
         def fetch() -> Fetched:
             wait(pending)  # wake up once for all of them: each wake-up would disturb the threads
-            return self._finish(rows, rng, pixels, [future.result() for future in pending])
+            return self._finish(keys, rng, pixels, [future.result() for future in pending])
 
         return fetch
 
-    def _views(self, rows: Indices, rng: SampleRNG | None) -> list[_View]:
-        numbers: list[list[float]] = [[] for _ in rows]
-        flips = np.zeros(len(rows), np.bool_)
+    def _views(self, keys: Indices, rng: SampleRNG | None) -> list[_View]:
+        numbers: list[list[float]] = [[] for _ in keys]
+        flips = np.zeros(len(keys), np.bool_)
         if rng is not None and self._augment.crop == "resized":
-            numbers = rng.numbers(rows, NUMBERS, "crop").tolist()
+            numbers = rng.numbers(keys, NUMBERS, "crop").tolist()
         if rng is not None and self._augment.flip != "none":
-            flips = rng.flips(rows, self._augment.flip == "alternating")
+            flips = rng.flips(keys, self._augment.flip == "alternating")
         return [_View(*view) for view in zip(numbers, flips.tolist(), strict=True)]
 
     def _start_image(self, row: int, view: _View, target: Tensor) -> bool:
@@ -190,13 +191,13 @@ class DecodingFetcher:
             self._bad_rows.add(row)
             self.skipped.append(str(error))
 
-    def _finish(self, rows: Indices, rng: SampleRNG | None, pixels: Tensor, decoded: list[list[int]]) -> Fetched:
+    def _finish(self, keys: Indices, rng: SampleRNG | None, pixels: Tensor, decoded: list[list[int]]) -> Fetched:
         kept = np.array([position for chunk in decoded for position in chunk], np.int64)
-        if len(kept) < len(rows):
+        if len(kept) < len(keys):
             pixels = pixels.index_select(0, torch.from_numpy(kept))
         if self._transform.channels == 1:
             pixels = to_gray(pixels)
         if rng is not None:
-            pixels = self._augment.colors(pixels, rows[kept], rng)
-            pixels = self._augment.cut(pixels, rows[kept], rng, self._fill)
+            pixels = self._augment.colors(pixels, keys[kept], rng)
+            pixels = self._augment.cut(pixels, keys[kept], rng, self._fill)
         return Fetched(pixels, kept)

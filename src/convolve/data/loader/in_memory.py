@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convolve.data.dataset import Images, Labels
+from convolve.data.image_io import MAX_CHANNELS
 from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.loader import Fetched, PendingPixels
 from convolve.data.transforms.augment import NUMBERS, Augment, crop_and_resize, crop_padded, flip_images, pad_images
@@ -21,7 +22,7 @@ MAX_SIDE = 4096
 
 @dataclass(frozen=True)
 class InMemoryImages:
-    """A reader of images [N, H, W, C] with C = 1 or 3, and labels [N]."""
+    """A reader of images [N, H, W, C] with any number of channels, and labels [N]."""
 
     images: Images
     labels: Labels
@@ -62,9 +63,9 @@ def check_images(images: Images, labels: Labels, *, classes: int | None, source:
     """
     if images.ndim == 3:
         images = images[..., np.newaxis]
-    if images.ndim != 4 or images.shape[3] not in (1, 3):
+    if images.ndim != 4 or not 1 <= images.shape[3] <= MAX_CHANNELS:
         raise DataError(
-            f"{source}: image array of shape {images.shape}: must be [count, height, width] or [..., 1 or 3]"
+            f"{source}: image array of shape {images.shape}: must be [count, height, width] or [..., channels]"
         )
     if not all(1 <= side <= MAX_SIDE for side in images.shape[1:3]):
         raise DataError(f"{source}: images of {images.shape[1]} x {images.shape[2]}: sides must be 1 to {MAX_SIDE}")
@@ -104,8 +105,8 @@ class InMemoryFetcher:
             else self._images
         )
 
-    def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
-        return lambda: Fetched(self.fetch(rows, rng), np.arange(len(rows)))
+    def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> PendingPixels:
+        return lambda: Fetched(self.fetch(rows, rng, keys), np.arange(len(rows)))
 
     def fetch(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> Tensor:
         """Return the pixels of the samples in `rows`; `keys` are the sample numbers of the augmentation [rows]."""

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from convolve.data.dataset import Labels, Targets
+from convolve.data.sampling import EpochOrder, Sampler, ShuffleSampler
 from convolve.data.transforms.mixup import NO_MIXING, MixPlan, MixPlanner
 from convolve.data.transforms.normalize import Transform
 from convolve.device import copy_to
-from convolve.rng import Indices, SampleRNG, epoch_permutation
+from convolve.rng import Indices, SampleRNG
 
 
 class Fetched(NamedTuple):
@@ -114,8 +115,11 @@ class Fetcher(Protocol):
     ahead: int
     skipped: list[str]
 
-    def start(self, rows: Indices, rng: SampleRNG | None) -> PendingPixels:
-        """Start to fetch samples, augmented if `rng` is given. The returned function waits for them."""
+    def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> PendingPixels:
+        """Start to fetch samples, augmented if `rng` is given. The returned function waits for them.
+
+        `keys` are the sample numbers of the augmentation, if a sample is drawn several times in an epoch.
+        """
 
 
 class Loader:
@@ -131,8 +135,10 @@ class Loader:
         device: torch.device,
         mixing: MixPlanner = NO_MIXING,
         site: torch.device | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self._fetcher = fetcher
+        self._sampler = sampler or ShuffleSampler(len(fetcher.labels))
         self._labels = torch.from_numpy(fetcher.labels).to(device)
         self._transform = transform
         self._device = device
@@ -156,8 +162,8 @@ class Loader:
         plans = self._plan(seed, position, global_batch_size)
         while True:
             while len(pending) <= self._fetcher.ahead:
-                rows, rng = next(plans)
-                pending.append(self._start(rows, rng, micro_batch_size, shard))
+                order, rng = next(plans)
+                pending.append(self._start(order, rng, micro_batch_size, shard))
             yield self._finish(pending.popleft())
 
     def batches(self, size: int, shard: ReplicaShard = WHOLE) -> Iterator[MicroBatch]:
@@ -172,15 +178,17 @@ class Loader:
         while pending:
             yield self._plain(*pending.popleft())
 
-    def _plan(self, seed: int, position: int, global_batch_size: int) -> Iterator[tuple[Indices, SampleRNG]]:
+    def _plan(self, seed: int, position: int, global_batch_size: int) -> Iterator[tuple[EpochOrder, SampleRNG]]:
         while True:
             epoch, offset = divmod(position, len(self))
-            order = epoch_permutation(seed, epoch, len(self))
+            rows, keys = self._sampler.order(seed, epoch)
             for start in range(offset, len(self), global_batch_size):
-                yield order[start : start + global_batch_size], SampleRNG(seed, epoch)
+                part = slice(start, start + global_batch_size)
+                yield EpochOrder(rows[part], keys[part]), SampleRNG(seed, epoch)
             position = (epoch + 1) * len(self)
 
-    def _start(self, rows: Indices, rng: SampleRNG, micro_batch_size: int, shard: ReplicaShard) -> "_PendingStep":
+    def _start(self, order: EpochOrder, rng: SampleRNG, micro_batch_size: int, shard: ReplicaShard) -> "_PendingStep":
+        rows, keys = order
         plan = self._mixing.plan(len(rows), (rng.seed, rng.epoch, int(rows[0])))
         count = -(-len(rows) // micro_batch_size)
         micro_batches = []
@@ -189,7 +197,7 @@ class Loader:
             first = number * micro_batch_size
             positions = np.arange(first, min(first + micro_batch_size, len(rows)))
             fetched = np.concatenate((positions, plan.partners(positions)))
-            pixels = self._fetcher.start(rows[fetched], rng)
+            pixels = self._fetcher.start(rows[fetched], rng, keys[fetched])
             micro_batches.append(_PendingMicroBatch(number, leaf, positions, fetched, pixels))
         even = len(rows) % (micro_batch_size * shard.count) == 0
         return _PendingStep(rows, micro_batches, plan, count, even, leaves)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convolve.data.image_io import Images
+from convolve.data.image_io import MAX_CHANNELS, Images
 from convolve.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Transform:
             mean, std = (tuple(float(x) for x in stored[key]) for key in ("mean", "std"))
             height, width, crop = int(stored["height"]), int(stored["width"]), float(stored.get("crop_share", 1.0))
             sizes = min(height, width) >= 1 and max(height, width) <= _LARGEST_SIDE and 0 < crop <= 1
-            if not sizes or len(mean) not in (1, 3) or len(std) != len(mean) or not all(map(isfinite, mean)):
+            if not sizes or not 1 <= len(mean) <= MAX_CHANNELS or len(std) != len(mean) or not all(map(isfinite, mean)):
                 raise ValueError("no such input")
             if not all(0 < value < _LARGEST_SIDE for value in std):
                 raise ValueError("no standard deviation")

@@ -151,3 +151,18 @@ def test_broken_photos_are_skipped(photos: Path, weights: Path, tmp_path: Path) 
     (photos / "train" / "class 0" / "0.jpg").write_bytes(b"\xff\xd8\xff broken")
     report = train(photos, options(tmp_path / "run", weights, epochs=0))
     assert report.test_accuracy == 1.0
+
+
+def test_rare_classes_are_weighted_unless_an_option_says_otherwise(photos: Path) -> None:
+    console, folder = SilentConsole(), photos / "train"
+    first = min(item for item in folder.iterdir() if item.is_dir())
+    for file in sorted(first.iterdir())[2:]:
+        file.unlink()
+    found = find_photos(photos, console)
+    assert found is not None
+
+    def weights(**given: Any) -> tuple[str, ...]:
+        return plan_photos(photos, found, {"weights": "none", **given}, console).config.optim.class_weights
+
+    assert weights() == ("auto",)
+    assert weights(class_weights="none") == weights(sampler="balanced") == ("none",)

@@ -54,6 +54,7 @@ MODELS = {
 BATCH_SIZES = (1, 8, 64)
 FORMATS = ("fp32", "int8")
 TARGET = 0.95
+PAUSE = 0.05  # seconds in which idle threads of the engine before stop spinning
 MEASURED = {"float_accuracy": 1.0, "accuracies": {"onnxruntime": 1.0, "openvino": 1.0}, "test_samples": 1}
 Run = Callable[[Pixels], object]
 Row = dict[str, Any]
@@ -128,6 +129,7 @@ def open_all(target: BenchTarget, number_format: str, path: Path, batch_size: in
 
 def time_turn(run: Run, pixels: Pixels, seconds: float) -> float:
     """Return images/s by the median time of a call in one turn; the first call is not counted."""
+    time.sleep(PAUSE)
     run(pixels)
     calls: list[float] = []
     end = time.perf_counter() + seconds

@@ -21,7 +21,9 @@ from convolve.files import write_file
 from convolve.inference.engines.base import Engine, Pixels
 
 MEASURE_SECONDS = 1.0
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.1
+WARM_SECONDS = 0.03
+PAUSE_SECONDS = 0.02
 CACHE_KIND = "engines"
 Clock = Callable[[], float]
 
@@ -50,15 +52,25 @@ class Choice:
 
 
 def measure(
-    engines: Mapping[str, Engine], pixels: Pixels, *, seconds: float, clock: Clock = time.perf_counter
+    engines: Mapping[str, Engine],
+    pixels: Pixels,
+    *,
+    seconds: float,
+    clock: Clock = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Choice:
-    """Run the engines in alternating turns for about `seconds` in total, at least twice each, and compare medians."""
+    """Run the engines in alternating turns for about `seconds` in total, at least twice each, and compare medians.
+
+    Idle threads of an engine spin for some milliseconds before they sleep, which slows down the next engine. Each turn
+    therefore starts after a pause, and its first part is not counted.
+    """
     for engine in engines.values():
         engine.run(pixels)
     times: dict[str, list[float]] = {name: [] for name in engines}
     end = clock() + seconds
     while True:
         for name, engine in engines.items():
+            sleep(PAUSE_SECONDS)
             times[name] += _time_turn(engine, pixels, clock)
         if clock() >= end:
             break
@@ -67,14 +79,16 @@ def measure(
 
 
 def _time_turn(engine: Engine, pixels: Pixels, clock: Clock) -> list[float]:
-    """Return the seconds of each call in one turn, without the first if there are others: caches are cold then."""
+    """Return the seconds of each call in one turn, without those at its start if there are others."""
     calls: list[float] = []
-    end = clock() + TURN_SECONDS
-    while not calls or clock() < end:
+    warm = 0
+    begin = clock()
+    while not calls or clock() < begin + TURN_SECONDS:
         start = clock()
         engine.run(pixels)
         calls.append(clock() - start)
-    return calls[1:] or calls
+        warm += start < begin + WARM_SECONDS
+    return calls[warm:] or calls[-1:]
 
 
 def read_choice(setting: Setting) -> Choice | None:

@@ -193,9 +193,9 @@ def test_a_run_of_one_process_resumes_in_stages_and_replicas(plain, run):
     assert largest_difference(plain(model="lenet5"), moved, "model") <= 1e-6
 
 
-def test_replicas_that_do_not_divide_a_step_are_rejected_at_restore(plain):
-    with pytest.raises(ConfigError, match="replicas=3: a step of this run has 4 micro batches"):
-        restore_together(plain(model="lenet-bn"), Changes(parallel={"replicas": 3}))
+def test_more_replicas_than_micro_batches_are_rejected_at_restore(plain):
+    with pytest.raises(ConfigError, match="replicas=5: a step of this run has 4 micro batches; use at most so many"):
+        restore_together(plain(model="lenet-bn"), Changes(parallel={"replicas": 5}))
 
 
 @pytest.fixture

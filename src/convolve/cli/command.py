@@ -228,16 +228,19 @@ def spawn_ranks(argv: Sequence[str], config: Config) -> int:
     world = config.parallel.processes
     if not config.parallel.max_restarts:
         return start_processes(world, argv)
-    from convolve.runs.folder import reserve_run_dir
-
-    folder = None
     if argv[0] == "train":
-        folder = reserve_run_dir(config)
-        argv = [*argv, "--run-dir", str(folder)]
+        argv = resumable(argv, config)
     return run_attempts(
-        lambda words, _: start_processes(world, words),
-        argv,
-        folder,
+        lambda _: start_processes(world, argv),
         config.parallel.max_restarts,
         lambda line: print(f"convolve: {line}", file=sys.stderr, flush=True),
     )
+
+
+def resumable(argv: Sequence[str], config: Config) -> list[str]:
+    """Return a `train` command that continues its run if it is started again. Its folder is created now."""
+    from convolve.runs.folder import create_run_dir, has_started
+
+    resumes = config.run.resume and has_started(config)
+    folder = config.run.run_dir if resumes else create_run_dir(config.run, config.name)
+    return [*argv, "--resume", "--run-dir", str(Path(str(folder)).absolute())]

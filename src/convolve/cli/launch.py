@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convolve.cli import restore, train
-from convolve.cli.command import Parser, read_config
+from convolve.cli.command import Parser, read_config, resumable
 from convolve.cli.console import print_json
 from convolve.compat.programs import translate_program
 from convolve.config import Config
@@ -51,6 +51,9 @@ def _parser() -> Parser:
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure [0]")
     parser.add_argument("-v", "--verbose", action="count", help="print the command of each host before it starts")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and an sbatch script, start nothing")
+    parser.add_argument(
+        "--sbatch", action="append", default=[], metavar="K=V", help="request of the sbatch script, as gpus-per-task=1"
+    )
     parser.add_argument("--master-addr", metavar="ADDRESS", help="address of rank 0 [the first host]")
     parser.add_argument("--master-port", type=int, metavar="N", help="port of rank 0; each restart uses the next one")
     parser.add_argument("--interface", metavar="NAME", help="network interface between ranks, such as eth0")
@@ -79,9 +82,11 @@ def _resolve(command: list[str], options: Namespace) -> tuple[Config, Path, list
         config = restore.read_changes(restored).apply(run_folder.read_config(restored.run))
         return config, restored.run.absolute(), command
     config = read_config(train.read_options(command[1:]))
-    reserve = config.run.run_dir is not None or not options.dry_run
-    folder = run_folder.reserve_run_dir(config) if reserve else (config.run.log_dir / "RUN").absolute()
-    return config, folder, [*command, "--run-dir", str(folder)]
+    if options.dry_run:
+        folder = (config.run.run_dir or config.run.log_dir / "RUN").absolute()
+        return config, folder, [*command, "--resume", "--run-dir", str(folder)]
+    command = resumable(command, config)
+    return config, Path(command[-1]), command
 
 
 def _plan_job(options: Namespace, config: Config) -> Job:
@@ -110,6 +115,7 @@ def _plan_job(options: Namespace, config: Config) -> Job:
         remote_shell=options.remote_shell or SSH,
         environment=environment,
         timeout=options.timeout,
+        stages=config.parallel.shards,
         **interpreter,
     )
 
@@ -131,7 +137,7 @@ def _print_dry_run(job: Job, command: Sequence[str], folder: Path, options: Name
         words += [f"--nproc-per-node={processes}", f"--master-addr={job.master}", f"--master-port={job.port}"]
         script = job.script(*words, "-m", "convolve", *command)
         commands.append(shlex.join(job.reach(job.host_of(instance), script)))
-    batch_script = write_batch_script(job, command, folder, options.max_restarts)
+    batch_script = write_batch_script(job, command, folder, options.max_restarts, options.sbatch)
     if options.json:
         print_json({"commands": commands, "batch_script": batch_script})
         return

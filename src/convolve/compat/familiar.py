@@ -25,7 +25,6 @@ REPLACED = {
 }
 
 ANSWERED = {
-    "resume": "runs are resumed by another command: convolve restore RUN",
     "num-classes": "the class folders or the data set determine the number of classes; omit it",
     "quiet": "a run on photos prints one line per epoch; send it to a file with > FILE",
     "verbose": "log.txt and events.jsonl in the run folder have the details; omit it",

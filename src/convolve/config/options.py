@@ -172,6 +172,7 @@ class LayoutOptions(TypedDict, total=False):
     """Replicas, pipeline stages and recomputation."""
 
     replicas: int
+    micro_batches: int | None
     bn_span: int
     identical_replica_seeding: bool
     rts: bool
@@ -192,6 +193,7 @@ class RunOptions(TypedDict, total=False):
     threads: int | None
     kernels: Literal["auto", "torch"]
     run_dir: str | Path | None
+    resume: bool
     log_dir: str | Path
     name_suffix: str | None
     checkpoints: bool

@@ -24,6 +24,8 @@ def check(config: Config) -> None:
         _one_way_to_say_a_policy,
         _mix_list_has_a_use,
         _ramp_rises,
+        _folder_to_resume,
+        _enough_accumulation,
         _whole_spans,
         _spans_of_readable_samples,
         _each_split_once,
@@ -125,6 +127,20 @@ def _ramp_rises(config: Config) -> None:
     if precision.loss_scaling_rule == "ramp" and first > last:
         raise ConfigError(
             f"--initial-loss-scaling {first:g} with --loss-scaling {last:g}: a ramp must rise; lower the first"
+        )
+
+
+def _folder_to_resume(config: Config) -> None:
+    if config.run.resume and config.run.run_dir is None:
+        raise ConfigError("--resume: which run is not known; name its folder with --run-dir")
+
+
+def _enough_accumulation(config: Config) -> None:
+    most = config.optim.gradient_accumulation_count * config.parallel.replicas
+    if config.micro_batches > most:
+        raise ConfigError(
+            f"--micro-batches {config.micro_batches}: accumulation x replicas are only {most}; raise "
+            "--gradient-accumulation-count"
         )
 
 

@@ -218,6 +218,9 @@ class RunConfig(Section):
         "auto", description="auto: use native kernels if this machine supports them; torch: only PyTorch's"
     )
     run_dir: Path | None = Field(None, description="run folder [a new one in --log-dir]")
+    resume: bool = Field(
+        False, description="continue the run in --run-dir, if it has started, with as many replicas as were started"
+    )
     log_dir: Path = Field(Path("runs"), description="parent folder of run folders")
     name_suffix: str | None = Field(None, description="suffix of the run folder's name")
     checkpoints: bool = Field(True, description="save checkpoints")
@@ -275,7 +278,12 @@ class Config(BaseModel):
     @property
     def global_batch_size(self) -> int:
         """Samples per weight update: micro batch x gradient accumulation x replicas."""
-        return self.optim.batch_size * self.optim.gradient_accumulation_count * self.parallel.replicas
+        return self.optim.batch_size * self.micro_batches
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro batches per weight update of all replicas."""
+        return self.parallel.micro_batches or self.optim.gradient_accumulation_count * self.parallel.replicas
 
     def resolved_optim(self) -> OptimConfig:
         """Return the optim section with the learning rate and rmsprop decay computed from the global batch size."""

@@ -199,6 +199,12 @@ class ParallelConfig(Section):
     """Replicas, pipeline stages and recomputation."""
 
     replicas: int = Field(1, ge=1, description="data-parallel copies of the model, one process each")
+    micro_batches: int | None = Field(
+        None,
+        ge=1,
+        description="micro batches per weight update of all replicas, which run parts that differ by at most one "
+        "[accumulation x replicas]",
+    )
     bn_span: int = Field(1, ge=1, description="replicas that share batch-norm statistics")
     identical_replica_seeding: bool = Field(
         False, description="use the random masks and roundings of the first replica in all replicas"

@@ -61,13 +61,28 @@ def is_rank_zero() -> bool:
     return find_rank() == 0
 
 
+def started_replicas(config: ParallelConfig, environment: Mapping[str, str] | None = None) -> int:
+    """Return how many replicas the processes that were started can run; those of the config if this one is alone."""
+    env = os.environ if environment is None else environment
+    if not is_distributed(env):
+        return config.replicas
+    world = _world_size(env)
+    if world % config.shards:
+        raise ParallelError(f"--shards {config.shards}: {world} processes started; start a multiple of {config.shards}")
+    return world // config.shards
+
+
+def _world_size(env: Mapping[str, str]) -> int:
+    return int(env.get("WORLD_SIZE", env.get("SLURM_NTASKS", "1")))
+
+
 def find_topology(config: ParallelConfig, environment: Mapping[str, str] | None = None) -> Topology:
     """Return the topology of a config with the rank of this process, and check the number of processes."""
     env = os.environ if environment is None else environment
     needed = Topology(config.replicas, config.shards)
     if not is_distributed(env):
         return needed
-    world = int(env.get("WORLD_SIZE", env.get("SLURM_NTASKS", "1")))
+    world = _world_size(env)
     if world != needed.world:
         raise ParallelError(
             f"--replicas {config.replicas} --shards {config.shards}: {needed.world} processes needed, {world} started; "

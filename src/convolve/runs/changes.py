@@ -7,7 +7,11 @@ from typing import Any
 from convolve.config import Config
 from convolve.config.loading import build
 from convolve.config.training import AUTO_SPLITS
+from convolve.distributed.topology import started_replicas
 from convolve.errors import ConfigError
+
+# What may differ between the command of a run and the one that continues it, besides the layout.
+_FREE = ("run_dir", "resume", "device", "threads", "workers", "data_dir", "log_dir", "name_suffix")
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,39 @@ class Changes:
         if not self.parallel:
             return config.replace(**options)
         splits = {"pipeline_splits": AUTO_SPLITS} if "shards" in self.parallel else {}
-        layout = build({**config.parallel.model_dump(), **splits, **self.parallel}).parallel
-        micro_batches, replicas = config.optim.gradient_accumulation_count * config.parallel.replicas, layout.replicas
-        if micro_batches % replicas:
+        given = self.parallel.get("micro_batches")
+        if given not in (None, config.micro_batches):
+            raise ConfigError(f"micro_batches={given}: a step of this run has {config.micro_batches}; omit it")
+        layout = build({**config.parallel.model_dump(), "micro_batches": None, **splits, **self.parallel}).parallel
+        micro_batches, replicas = config.micro_batches, layout.replicas
+        if replicas > micro_batches:
             raise ConfigError(
-                f"replicas={replicas}: a step of this run has {micro_batches} micro batches, which so many replicas "
-                f"cannot share evenly; choose a divisor of {micro_batches}"
+                f"replicas={replicas}: a step of this run has {micro_batches} micro batches; use at most so many"
             )
-        options["gradient_accumulation_count"] = micro_batches // replicas
-        return config.replace(**options, **layout.model_dump())
+        options["gradient_accumulation_count"] = -(-micro_batches // replicas)
+        even = micro_batches % replicas == 0
+        return config.replace(**options, **{**layout.model_dump(), "micro_batches": None if even else micro_batches})
+
+
+def fit_processes(config: Config) -> Config:
+    """Return the config with as many replicas as processes were started for, and the same global batch."""
+    replicas = started_replicas(config.parallel)
+    return config if replicas == config.parallel.replicas else Changes(parallel={"replicas": replicas}).apply(config)
+
+
+def continue_config(stored: Config, given: Config) -> Config:
+    """Return the config with which a run continues: the stored one in the layout and on the devices of the given one.
+
+    Raises ConfigError if other options differ, since they would have no effect.
+    """
+    parallel = given.parallel.model_dump(exclude={"micro_batches"})
+    free = {name: value for name, value in given.values().items() if name in _FREE}
+    config = Changes(parallel=parallel).apply(stored).replace(**free)
+    now = given.replace(dataset=config.data.dataset).values()
+    for name, value in config.values().items():
+        if value != now[name]:
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} {now[name]}: the run in {given.run.run_dir} has {value}; use its options or another folder"
+            )
+    return config

@@ -25,7 +25,7 @@ def create_run_dir(config: RunConfig, name: str) -> Path:
     """
     try:
         if config.run_dir is not None:
-            return _create_exactly(config.run_dir)
+            return _create_exactly(config.run_dir, claimed=config.resume)
         _check_name("config name", name)
         if config.name_suffix is not None:
             _check_name("--name-suffix", config.name_suffix)
@@ -50,12 +50,13 @@ def discard_failed_start(folder: Path) -> Iterator[None]:
         raise
 
 
-def _create_exactly(folder: Path) -> Path:
+def _create_exactly(folder: Path, *, claimed: bool) -> Path:
+    """Create a folder that is absent or empty; if `claimed`, also one of a run that ended before it wrote anything."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        if any(folder.iterdir()):
+        if {entry.name for entry in folder.iterdir()} - ({LOCK_FILE} if claimed else set()):
             raise FileExistsError
-        (folder / LOCK_FILE).touch(exist_ok=False)
+        (folder / LOCK_FILE).touch(exist_ok=claimed)
     except FileExistsError:
         raise ConfigError(
             f"--run-dir {folder}: folder is not empty; resume its run with `convolve restore {folder}`, "
@@ -134,6 +135,11 @@ def _read_holder(folder: Path) -> str:
         return read_run_file(folder / LOCK_FILE).decode().strip() or "unknown"
     except OSError:
         return "unknown"
+
+
+def has_started(config: Config) -> bool:
+    """Return whether `--run-dir` has a run already."""
+    return config.run.run_dir is not None and (config.run.run_dir / CONFIG_FILE).is_file()
 
 
 def reserve_run_dir(config: Config) -> Path:

@@ -42,7 +42,6 @@ from convolve.engine.step import StepParts
 from convolve.engine.stopping import EarlyStopCallback
 from convolve.engine.throughput import Timer
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import to_one_line
 from convolve.files import write_file
 from convolve.loggers.base import Console
 from convolve.models import registry
@@ -52,16 +51,15 @@ from convolve.numerics.select import why_no_kernels
 from convolve.optim.schedules import RunSpan, explain_warmup
 from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
-from convolve.runs.changes import Changes
+from convolve.runs.changes import Changes, continue_config, fit_processes
 from convolve.runs.clock import process_seconds
 from convolve.runs.figures import summary_figures
 from convolve.runs.finished import read_finished
-from convolve.runs.folder import create_run_dir, discard_failed_start, lock_run, read_config
+from convolve.runs.folder import create_run_dir, discard_failed_start, has_started, lock_run, read_config
 from convolve.runs.head import start_from_head
+from convolve.runs.notices import report_data_wait, report_skipped_entries
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
-
-DATA_BOUND_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,10 @@ class Session:
         if config.run.checkpoints and stopped_by is None:
             self.outputs.average_checkpoints(self.data)
         report = self._report(timer, result, log.final_loss, stopped_by)
-        self._report_data(timer)
+        report_data_wait(timer.measured, self.console)
+        if self.loader.skipped:
+            lines = "".join(f"{line}\n" for line in self.loader.skipped)
+            write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode("utf-8", "backslashreplace"))
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, evaluated=result is not None)
@@ -196,11 +197,7 @@ class Session:
         seconds = time.perf_counter() - self.started
         self.outputs.logger.start(replace(info, restored_step=self.restored_step, setup_seconds=seconds))
         self.outputs.emit("numerics", **self.numerics.to_json())
-        if skipped := self.data.dataset.skipped:
-            reasons = "; ".join(f"{reason}: {count}, such as {example}" for reason, count, example in skipped)
-            self.console.info(to_one_line(f"skipped entries of the data: {reasons}"))
-            entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
-            self.outputs.emit("skipped_entries", entries=entries)
+        report_skipped_entries(self.data.dataset.skipped, self.console, self.outputs.emit)
         peak = self.config.resolved_optim().learning_rate
         if short := explain_warmup(self.config.schedule, peak, self.span):
             self.console.info(short)
@@ -276,20 +273,6 @@ class Session:
             chance=chance_level(self.outputs.folder, self.data),
         )
 
-    def _report_data(self, timer: Timer) -> None:
-        """Warn if training waited for data, and list skipped samples."""
-        measured = timer.measured
-        if measured and measured.data_wait_share > DATA_BOUND_FRACTION:
-            waited = measured.data_wait_share
-            possible = measured.images_per_second / (1 - min(waited, 0.99))
-            self.console.info(
-                f"data loading took {waited:.0%} of the time (the model could process {possible:,.0f} images/s); "
-                "profile it with `convolve bench data`"
-            )
-        if self.loader.skipped:
-            lines = "".join(f"{line}\n" for line in self.loader.skipped)
-            write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode("utf-8", "backslashreplace"))
-
 
 def open_session(
     config: Config, folder: Path, console: Console, collectives: Collectives, user: UserCode = NO_USER_CODE
@@ -339,7 +322,12 @@ def train(
     hooks: Hooks | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> TrainReport:
-    """Train a config from the start in a new run folder; `recipe` describes how the config was chosen."""
+    """Train a config from the start in a new run folder; `recipe` describes how the config was chosen.
+
+    With `--resume`, a run that has started is continued.
+    """
+    if config.run.resume:
+        config = fit_processes(config)
     device.configure(config.run.threads)
     if user.module is None:
         registry.check(config.model)
@@ -349,6 +337,9 @@ def train(
         require_same_start(collectives, config)
         console = rank_zero_console(collectives, console)
         config = adopt_weights(config, console)
+        if config.run.resume and collectives.any_rank(collectives.is_rank_zero and has_started(config)):
+            folder = Path(str(config.run.run_dir))
+            return _resume(continue_config(read_config(folder), config), folder, console, collectives, user, hooks)
         folder = Path(
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
@@ -371,18 +362,23 @@ def resume(
     device.configure(config.run.threads)
     with open_collectives(config.parallel, device.select(config.run.device)) as collectives:
         require_same_start(collectives, config)
-        console = rank_zero_console(collectives, console)
-        with lock_run(folder, collectives), user.in_use():
-            if finished := read_finished(folder, config):
-                console.info(
-                    f"{folder} is complete at step {finished.steps}; nothing was changed (extend it with --epochs or "
-                    "--iterations)"
-                )
-                return finished
-            session = open_session(config, folder, console, collectives, user)
-            session.hooks = hooks or session.hooks
-            if session.outputs.store.paths() or not config.model.fit_head:
-                session.restore()
-            else:
-                session.outputs.start_again()
-            return session.run()
+        return _resume(config, folder, rank_zero_console(collectives, console), collectives, user, hooks)
+
+
+def _resume(
+    config: Config, folder: Path, console: Console, collectives: Collectives, user: UserCode, hooks: Hooks | None
+) -> TrainReport:
+    with lock_run(folder, collectives), user.in_use():
+        if finished := read_finished(folder, config):
+            console.info(
+                f"{folder} is complete at step {finished.steps}; nothing was changed (extend it with --epochs or "
+                "--iterations)"
+            )
+            return finished
+        session = open_session(config, folder, console, collectives, user)
+        session.hooks = hooks or session.hooks
+        if session.outputs.store.paths() or not (config.model.fit_head or config.run.resume):
+            session.restore()
+        else:
+            session.outputs.start_again()
+        return session.run()

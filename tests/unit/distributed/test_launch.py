@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from convolve.cli.main import dispatch
 from convolve.distributed.collectives import read_timeout
 from convolve.distributed.launch.agent import AgentSpec, read_commands
-from convolve.distributed.launch.local import Agent, next_argv, run_attempts
-from convolve.distributed.launch.ssh import Job, RemoteAgents, check_hosts
+from convolve.distributed.launch.local import Agent, run_attempts
+from convolve.distributed.launch.ssh import Job, RemoteAgents, check_hosts, find_hosts
 from convolve.errors import ConfigError, ParallelError
 
 TRAIN = ["train", "--config", "lenet-digits", "--json"]
@@ -67,28 +67,15 @@ def test_words_reach_a_program_unharmed_through_a_remote_shell():
     assert done.stdout == 'it\'s $HOME a "b" c\n'
 
 
-def test_a_restart_restores_the_newest_checkpoint(tmp_path):
-    (tmp_path / "run" / "checkpoints" / "step-000000047").mkdir(parents=True)
-    assert next_argv(TRAIN, tmp_path / "run", 0) == TRAIN
-    assert next_argv(TRAIN, tmp_path / "run", 1) == ["restore", str(tmp_path / "run"), "--json"]
-
-
-def test_a_restart_without_a_checkpoint_starts_over_and_deletes_nothing(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log.txt").write_text("so far")
-    assert next_argv(TRAIN, tmp_path / "run", 1) == TRAIN
-    assert not (tmp_path / "run").exists()
-    assert (tmp_path / "run-attempt-1" / "log.txt").read_text() == "so far"
-
-
 @pytest.mark.parametrize(
     ("codes", "expected", "attempts"),
     [([0], 0, 1), ([137, 0], 0, 2), ([1, 1, 1], 1, 3), ([2], 2, 1), ([143], 143, 1), ([137, 130], 130, 2)],
 )
-def test_failures_are_retried_but_neither_user_errors_nor_requested_stops(codes, expected, attempts, tmp_path):
-    left, said = list(codes), []
-    assert run_attempts(lambda words, attempt: left.pop(0), TRAIN, tmp_path / "run", 2, said.append) == expected
+def test_failures_are_retried_but_neither_user_errors_nor_requested_stops(codes, expected, attempts):
+    left, said, pauses = list(codes), [], []
+    assert run_attempts(lambda attempt: left.pop(0), 2, said.append, pauses.append) == expected
     assert len(codes) - len(left) == attempts == len(said) + 1
+    assert pauses == [1, 2][: attempts - 1]
 
 
 def test_a_dry_run_prints_commands_and_a_batch_script(capsys, tmp_path, monkeypatch):
@@ -225,3 +212,24 @@ def test_a_host_that_cannot_run_the_job_is_named(program, message, tmp_path):
     made = replace(stand_in(tmp_path, program), remote_shell="env HOST={host} sh -c")
     with nullcontext() if message is None else pytest.raises(ParallelError, match=message):
         check_hosts(made)
+
+
+@pytest.mark.parametrize(
+    ("lost", "hosts"), [("b", ("a", "c", "d")), ("a", ("b", "c", "d")), ("none", ("a", "b", "c", "d"))]
+)
+def test_a_restart_uses_the_hosts_that_respond(lost, hosts, tmp_path):
+    program = f"case $HOST in {lost}) exit 255;; *) echo '{{}}';; esac"
+    made = replace(stand_in(tmp_path, program), remote_shell="env HOST={host} sh -c", hosts=("a", "b", "c", "d"))
+    made, said = replace(made, instances=4, world=8, stages=2, master="a"), []
+    found = find_hosts(made, said.append)
+    assert (found.hosts, found.instances, found.world) == (hosts, len(hosts), 2 * len(hosts))
+    assert (found.master, len(said)) == (hosts[0], 4 - len(hosts))
+    assert found.arguments(["restore", "run"]) == ["restore", "run", "--replicas", str(len(hosts))]
+    assert found.arguments(["train", "--resume"]) == ["train", "--resume"]
+
+
+def test_hosts_that_are_too_few_for_a_replica_are_waited_for(tmp_path):
+    program = "case $HOST in b) exit 255;; *) echo '{}';; esac"
+    made = replace(stand_in(tmp_path, program), remote_shell="env HOST={host} sh -c", hosts=("a", "b"))
+    made = replace(made, instances=2, world=2, stages=2)
+    assert find_hosts(made, [].append) is made

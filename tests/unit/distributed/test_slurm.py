@@ -29,49 +29,44 @@ def test_a_list_without_a_host_is_named():
         first_host("")
 
 
-def script(tmp_path, max_restarts=0, **options):
+def script(tmp_path, max_restarts=0, requests=(), **options):
     values = {"hosts": ("a", "b"), "instances": 2, "world": 8, "master": "a", "port": 29500, "python": "python3"}
     job = Job(**{**values, "folder": tmp_path, **options})
-    return write_batch_script(job, ["train", "--name-suffix", "it's"], tmp_path / "my run", max_restarts)
+    argv = ["train", "--name-suffix", "it's", "--resume"]
+    return write_batch_script(job, argv, tmp_path / "my run", max_restarts, requests)
 
 
 def test_a_batch_script_requests_one_task_for_each_process(tmp_path):
-    lines = script(tmp_path).splitlines()
+    lines = script(tmp_path, requests=["time=4:00:00", "gpus-per-task=1"]).splitlines()
     assert lines[0] == "#!/bin/bash"
     requests = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
-    assert requests == ["job-name=my run", "nodes=2", "ntasks=8", "ntasks-per-node=4", "signal=TERM@120"]
-    assert "export MASTER_PORT=29500" in lines
+    assert requests[:5] == ["job-name=my run", "nodes=2", "ntasks=8", "ntasks-per-node=4", "signal=TERM@120"]
+    assert requests[5:] == ["requeue", "open-mode=append", "time=4:00:00", "gpus-per-task=1"]
 
 
 def test_a_batch_script_quotes_folders_arguments_and_environment(tmp_path):
     text = script(tmp_path, environment={"GREETING": "it's $HOME"})
     assert "export GREETING='it'\"'\"'s $HOME'" in text.splitlines()
-    assert f"    srun --kill-on-bad-exit=1 python3 -m convolve restore '{tmp_path}/my run' && exit 0" in text
-    assert "-m convolve train --name-suffix 'it'\"'\"'s' && exit 0" in text
+    assert "  srun --kill-on-bad-exit=1 python3 -m convolve train --name-suffix 'it'\"'\"'s' --resume" in text
 
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Run a batch script with an srun that records its arguments and fails, so every attempt is made."""
+    """Run a batch script with an srun that records the port and fails with a code."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, body in (("srun", 'echo "$@" >> calls.txt; mkdir -p "my run"; exit 1'), ("scontrol", "echo first-host")):
-        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
-        (programs / name).chmod(0o755)
 
-    def run(text):
-        environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    def run(text, code, job=77):
+        for name, body in (("srun", f"echo $MASTER_PORT >> calls.txt; exit {code}"), ("scontrol", "echo first-host")):
+            (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+            (programs / name).chmod(0o755)
+        environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": str(job)}
         done = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment, check=False)
-        return done.returncode, [line.split()[4] for line in (tmp_path / "calls.txt").read_text().splitlines()]
+        return done.returncode, (tmp_path / "calls.txt").read_text().split()
 
     return run
 
 
-def test_a_batch_script_starts_again_without_a_checkpoint_and_keeps_every_folder(tmp_path, run_script):
-    assert run_script(script(tmp_path, max_restarts=2)) == (1, ["train"] * 3)
-    assert {path.name for path in tmp_path.glob("my run*")} == {"my run", "my run-attempt-1", "my run-attempt-2"}
-
-
-def test_a_batch_script_restores_as_soon_as_a_checkpoint_exists(tmp_path, run_script):
-    (tmp_path / "my run" / "checkpoints" / "step-000000005").mkdir(parents=True)
-    assert run_script(script(tmp_path, max_restarts=1)) == (1, ["restore"] * 2)
+@pytest.mark.parametrize(("code", "attempts"), [(1, 3), (137, 3), (0, 1), (2, 1), (143, 1)])
+def test_a_batch_script_repeats_failures_but_neither_user_errors_nor_stops(tmp_path, run_script, code, attempts):
+    assert run_script(script(tmp_path, max_restarts=2), code) == (code, ["20077"] * attempts)

@@ -26,7 +26,6 @@ from typing import IO
 
 from convolve.device import available_threads
 from convolve.interpreter import module_command
-from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 USER_ERROR = 2
 STOPPED = (129, 130, 143)
@@ -201,34 +200,24 @@ def follow_launcher() -> None:
     threading.Thread(target=watch, name="follow-launcher", daemon=True).start()
 
 
-StartFn = Callable[[Sequence[str], int], int]
-"""Runs the arguments of an attempt, given its number, and returns the exit code."""
+StartFn = Callable[[int], int]
+"""Runs an attempt, given its number, and returns the exit code."""
+
+MAX_PAUSE_SECONDS = 60.0
 
 
 def run_attempts(
-    start: StartFn, argv: Sequence[str], folder: Path | None, max_restarts: int, log: Callable[[str], None]
+    start: StartFn, max_restarts: int, log: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Run a command, and restart it up to `max_restarts` times from the newest checkpoint in `folder` if it fails.
+    """Run attempts until one succeeds, at most `max_restarts` + 1. A user error or a requested stop is not retried.
 
-    A user error or a requested stop is not retried.
+    The pause between attempts doubles each time: a host may need a minute to return.
     """
     for attempt in range(max_restarts + 1):
-        code = start(next_argv(argv, folder, attempt), attempt)
+        code = start(attempt)
         if code in (0, USER_ERROR, *STOPPED) or attempt == max_restarts:
             return code
-        log(f"attempt {attempt + 1} of {max_restarts + 1} failed with exit code {code}; restarting")
+        pause = min(2.0**attempt, MAX_PAUSE_SECONDS)
+        log(f"attempt {attempt + 1} of {max_restarts + 1} failed with exit code {code}; restarting in {pause:g} s")
+        sleep(pause)
     raise AssertionError("the last attempt returns")
-
-
-def next_argv(argv: Sequence[str], folder: Path | None, attempt: int) -> list[str]:
-    """Return the command of an attempt: `argv`, or `restore` if the run has a checkpoint.
-
-    The folder of an attempt without a checkpoint is renamed, not deleted.
-    """
-    if attempt == 0 or folder is None or argv[0] != "train":
-        return list(argv)
-    if any((folder / CHECKPOINTS_FOLDER).glob(CHECKPOINT_GLOB)):
-        return ["restore", str(folder), *(word for word in argv if word == "--json")]
-    if folder.exists():
-        folder.rename(folder.with_name(f"{folder.name}-attempt-{attempt}"))
-    return list(argv)

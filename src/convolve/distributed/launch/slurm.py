@@ -5,16 +5,20 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from convolve.distributed.launch.local import STOPPED, USER_ERROR
 from convolve.distributed.launch.ssh import Job
 from convolve.errors import ParallelError
-from convolve.run_files import CHECKPOINT_GLOB, CHECKPOINTS_FOLDER
 
 
-def write_batch_script(job: Job, argv: Sequence[str], run_folder: Path, max_restarts: int) -> str:
-    """Return an sbatch script with one task per process; after a failure it restores the newest checkpoint."""
+def write_batch_script(
+    job: Job, argv: Sequence[str], run_folder: Path, max_restarts: int, requests: Sequence[str] = ()
+) -> str:
+    """Return an sbatch script with one task per process, and more `requests` of resources such as `time=4:00:00`.
+
+    The command continues its run, so a job that was requeued, and a step that is repeated after a failure, lose
+    nothing. A user error or a requested stop is not repeated. The port depends on the job.
+    """
     settings = [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
-    command = ["srun", "--kill-on-bad-exit=1", job.python, "-m", "convolve"]
-    folder = shlex.quote(str(run_folder))
     return "\n".join(
         [
             "#!/bin/bash",
@@ -23,19 +27,19 @@ def write_batch_script(job: Job, argv: Sequence[str], run_folder: Path, max_rest
             f"#SBATCH --ntasks={job.world}",
             f"#SBATCH --ntasks-per-node={job.world // len(job.hosts)}",
             "#SBATCH --signal=TERM@120",
+            "#SBATCH --requeue",
+            "#SBATCH --open-mode=append",
+            *(f"#SBATCH --{request}" for request in requests),
             f"cd {shlex.quote(str(job.folder))}",
             'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
-            f"export MASTER_PORT={job.port}",
+            "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))",
             *settings,
             f"for attempt in $(seq 0 {max_restarts}); do",
-            f"  if compgen -G {folder}'/{CHECKPOINTS_FOLDER}/{CHECKPOINT_GLOB}' > /dev/null; then",
-            f"    {shlex.join([*command, 'restore', str(run_folder)])} && exit 0",
-            "  else",
-            f'    if [ "$attempt" -gt 0 ] && [ -e {folder} ]; then mv {folder} {folder}-attempt-"$attempt"; fi',
-            f"    {shlex.join([*command, *argv])} && exit 0",
-            "  fi",
+            f"  {shlex.join(['srun', '--kill-on-bad-exit=1', job.python, '-m', 'convolve', *argv])}",
+            "  code=$?",
+            f"  case $code in {'|'.join(map(str, (0, USER_ERROR, *STOPPED)))}) exit $code;; esac",
             "done",
-            "exit 1",
+            "exit $code",
             "",
         ]
     )

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from convolve.distributed.launch.agent import STOP, AgentSpec
@@ -52,6 +52,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
     timeout: float = 60.0
+    stages: int = 1
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -90,6 +91,10 @@ class Job:
         """Return the command that starts an agent."""
         return self.reach(self.host_of(instance), self.script(*module_arguments("convolve.distributed.launch.agent")))
 
+    def arguments(self, argv: Sequence[str]) -> list[str]:
+        """Return a command for the processes of this job; `train --resume` counts them itself."""
+        return [*argv, "--replicas", str(self.world // self.stages)] if argv[0] == "restore" else list(argv)
+
     def agent_spec(self, instance: int, argv: Sequence[str], attempt: int) -> AgentSpec:
         """Return what an agent runs; every attempt uses the next port."""
         agent = Agent(
@@ -104,6 +109,12 @@ class Job:
 
 def check_hosts(job: Job) -> None:
     """Raise an error for a host that is unreachable, has no convolve, or has other versions than the first one."""
+    for problem in find_problems(job).values():
+        raise problem
+
+
+def find_problems(job: Job) -> dict[str, ParallelError]:
+    """Return the hosts that cannot run the job, and why not."""
     processes = {
         host: subprocess.Popen(
             job.reach(host, job.script(*code_arguments(_PRINT_VERSIONS))),
@@ -115,21 +126,27 @@ def check_hosts(job: Job) -> None:
         for host in dict.fromkeys(job.hosts)
     }
     deadline = time.monotonic() + job.timeout
-    try:
-        versions = {host: _read_versions(host, process, deadline) for host, process in processes.items()}
-    finally:
-        for process in processes.values():
+    versions, problems = dict[str, dict[str, str]](), dict[str, ParallelError]()
+    for host, process in processes.items():
+        try:
+            versions[host] = _read_versions(host, process, deadline)
+        except ParallelError as problem:
+            problems[host] = problem
+        finally:
             process.kill()
             process.wait()
             # Not read to the end: a child of the remote shell may keep them open for long.
             for stream in (process.stdout, process.stderr):
                 assert stream is not None, "both are pipes"
                 stream.close()
-    first = job.hosts[0]
+    first = next(iter(versions), "")
     for host, installed in versions.items():
         if installed != versions[first]:
             other = ", ".join(f"{name} {text}" for name, text in installed.items() if text != versions[first].get(name))
-            raise ParallelError(f"host {host}: has {other}, unlike {first}; install the same versions on all hosts")
+            problems[host] = ParallelError(
+                f"host {host}: has {other}, unlike {first}; install the same versions on all hosts"
+            )
+    return problems
 
 
 def _read_versions(host: str, process: "subprocess.Popen[str]", deadline: float) -> dict[str, str]:
@@ -268,23 +285,40 @@ class LaunchReport:
 
 
 def launch(job: Job, argv: Sequence[str], folder: Path, max_restarts: int, log: LogFn) -> LaunchReport:
-    """Check the hosts, run the job, and restart it from its newest checkpoint up to `max_restarts` times."""
+    """Check the hosts, run the job, and restart it from its newest checkpoint up to `max_restarts` times.
+
+    A restart uses the hosts that respond; one that has returned takes part again.
+    """
     check_hosts(job)
     attempts = 0
 
-    def start(argv: Sequence[str], attempt: int) -> int:
+    def start(attempt: int) -> int:
         nonlocal attempts
         attempts = attempt + 1
-        agents = RemoteAgents(job, log)
+        current = job if attempt == 0 else find_hosts(job, log)
+        agents = RemoteAgents(current, log)
         try:
-            agents.start(argv, attempt)
+            agents.start(current.arguments(argv), attempt)
             with _signals_call(agents.stop):
                 return agents.wait()
         finally:
             agents.end()
 
-    code = run_attempts(start, argv, folder, max_restarts, log)
+    code = run_attempts(start, max_restarts, log)
     return LaunchReport(folder, job.hosts, job.instances, job.world, attempts, code)
+
+
+def find_hosts(job: Job, log: LogFn) -> Job:
+    """Return the job on the hosts that respond; on all of them if none does or too few for a replica."""
+    problems = find_problems(job)
+    hosts = tuple(host for host in job.hosts if host not in problems)
+    world = job.world // len(job.hosts) * len(hosts)
+    if not problems or not world or world % job.stages:
+        return job
+    for problem in problems.values():
+        log(f"{problem}; continuing without it")
+    master = hosts[0] if job.master == job.hosts[0] else job.master
+    return replace(job, hosts=hosts, instances=job.agents_per_host * len(hosts), world=world, master=master)
 
 
 @contextmanager

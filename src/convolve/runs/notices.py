@@ -1,0 +1,30 @@
+"""Lines about the data of a run."""
+
+from collections.abc import Callable, Sequence
+
+from convolve.data.dataset import Skipped
+from convolve.engine.throughput import Interval
+from convolve.errors import to_one_line
+from convolve.loggers.base import Console
+
+DATA_BOUND_FRACTION = 0.25
+
+
+def report_skipped_entries(skipped: Sequence[Skipped], console: Console, emit: Callable[..., None]) -> None:
+    """Print and log the entries of a folder or archive that are in no split."""
+    if skipped:
+        reasons = "; ".join(f"{reason}: {count}, such as {example}" for reason, count, example in skipped)
+        console.info(to_one_line(f"skipped entries of the data: {reasons}"))
+        entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
+        emit("skipped_entries", entries=entries)
+
+
+def report_data_wait(measured: Interval | None, console: Console) -> None:
+    """Print a line if training waited for data."""
+    if measured and measured.data_wait_share > DATA_BOUND_FRACTION:
+        waited = measured.data_wait_share
+        possible = measured.images_per_second / (1 - min(waited, 0.99))
+        console.info(
+            f"data loading took {waited:.0%} of the time (the model could process {possible:,.0f} images/s); "
+            "profile it with `convolve bench data`"
+        )

@@ -59,7 +59,7 @@ def test_a_run_on_train_and_val_reports_a_validation_accuracy(photos, tmp_path, 
     (photos / "test").rename(tmp_path / "elsewhere")
     argv = ["--model", "lenet5", "--data-dir", str(photos), "--image-size", "32", "--epochs", "1"]
     assert train.run([*argv, "--run-dir", str(tmp_path / "run"), "--no-report", "--no-curves", "--threads", "1"]) == 0
-    assert "validation accuracy" in capsys.readouterr().out.splitlines()[-2]
+    assert "validation accuracy" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_cross_validation_trains_once_for_each_fold(tmp_path, capsys):

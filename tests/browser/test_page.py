@@ -230,7 +230,7 @@ def test_the_page_fits_any_width(browser, address, width):
     for path in ("/", "/runs"):
         browser.get(address + path)
         until(lambda: browser.execute_script("return document.readyState") == "complete")
-        until(lambda: "digits" in browser.find_element("tag name", "select").text)
+        until(lambda: "digits" in browser.find_element("tag name", "body").text)
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -240,4 +240,20 @@ def test_the_curves_of_a_run_are_plotted(browser, address):
     until(lambda: len(browser.find_elements("css selector", "#plots svg")) == 4)
     assert text_of(browser, "state") == "finished"
     assert "validation" in text_of(browser, "plots")
+    assert_clean(browser, address)
+
+
+def test_several_runs_are_compared_on_a_logarithmic_scale(browser, address):
+    browser.get(address + "/runs")
+    boxes = until(lambda: browser.find_elements("css selector", "#runs input"))
+    until(lambda: len(browser.find_elements("css selector", "#plots svg")) == 4)
+    next(box for box in boxes if not box.is_selected()).click()
+    names = "return [...document.querySelectorAll('#plots figure:first-child .legend li')].map((l) => l.innerText)"
+    legend = until(lambda: len(found := browser.execute_script(names)) == 4 and found)
+    assert {line.split(",")[0] for line in legend} == {"digits", "colors"}
+    ticks = "return [...document.querySelectorAll('#plots figure:first-child .tick')].map((t) => t.textContent).join()"
+    linear = browser.execute_script(ticks)
+    browser.find_element("id", "log").click()
+    until(lambda: browser.execute_script(ticks) != linear)
+    assert "NaN" not in browser.execute_script("return document.getElementById('plots').innerHTML")
     assert_clean(browser, address)

@@ -1,4 +1,4 @@
-"""A folder of photos as people have them goes through every command: train, validate, report, predict, export, serve."""
+"""A folder of photos as people have them through every command: train, validate, report, predict, export, serve."""
 
 import csv
 import json

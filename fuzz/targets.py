@@ -24,12 +24,12 @@ from convolve.cli.command import read_config
 from convolve.compat.options import RejectedOptions
 from convolve.config.loading import load_entries, parse, resolve, shipped
 from convolve.data.image_io import decode_image
-from convolve.data.readers import tfrecord
+from convolve.data.readers import records
 from convolve.data.readers.cifar import read_fields
 from convolve.data.readers.image_folder import read_boxes
 from convolve.data.readers.mnist import read_images, read_labels, read_npz
 from convolve.data.readers.raw_store import open_raw
-from convolve.data.readers.webdataset import locate_samples
+from convolve.data.readers.tar_members import locate_samples
 from convolve.errors import ConvolveError
 from convolve.kernels import batch_norm, conv_pool, depthwise, jpeg, resize, rounding, winograd
 from convolve.kernels.binding import Kernel
@@ -72,7 +72,7 @@ def read_example(data: bytes) -> None:
     """Read a TFRecord file with these bytes as the only record and correct checksums."""
     path = scratch() / "train-00000-of-00001"
     write_records(path, [data])
-    tfrecord.locate_samples(path, 0)
+    records.locate_samples(path, 0)
 
 
 def read_raw_store(data: bytes) -> None:
@@ -291,7 +291,7 @@ TARGETS: dict[str, Target] = {
     "npz": read_as("mnist.npz", lambda path: read_npz(path, limit=LIMIT)),
     "cifar-pickle": read_as("data_batch_1", lambda path: read_fields(path, limit=LIMIT)),
     "tar": read_as("train-0.tar", lambda path: locate_samples(path, 0)),
-    "tfrecord": read_as("train-00000-of-00001", lambda path: tfrecord.read_records(path, limit=LIMIT)),
+    "tfrecord": read_as("train-00000-of-00001", lambda path: records.read_records(path, limit=LIMIT)),
     "example": read_example,
     "raw-store": read_raw_store,
     "boxes": read_as("boxes.csv", read_boxes),

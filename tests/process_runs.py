@@ -7,7 +7,10 @@ import subprocess
 import time
 import traceback
 
+import torch
+
 from convolve.config.loading import dump
+from convolve.engine import loop, step, verification
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 from convolve.runs.folder import read_config
@@ -34,6 +37,31 @@ def restore_together(folder, changes):
 def restore_run(folder, changes, console):
     """`restore.run` with the console last."""
     return session.resume(folder, console, changes)
+
+
+def train_verified(config, console):
+    """Train with `--verify-steps`, and compute every micro batch twice."""
+    verification.RECOMPUTED_EVERY = 1
+    return session.train(config.replace(verify_steps=True), console)
+
+
+def flip_weight(config, flipped_replica, console):
+    """Train, and flip a bit in the optimizer update of one replica, where checksums cannot see it."""
+    original = step.train_step
+
+    def train_step(state, batch, parts, **given):
+        if state.step == 3 and parts.collectives.topology.replica == flipped_replica:
+            update = state.optimizer.step
+
+            def wrong_update():
+                update()
+                next(state.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
+
+            state.optimizer.step = wrong_update
+        return original(state, batch, parts, **given)
+
+    loop.train_step = train_step
+    return session.train(config.replace(verify_steps=True), console)
 
 
 def interrupt_command(config, how):

@@ -33,6 +33,7 @@ __all__ = [
                 "CheckpointError",
                 "ConfigError",
                 "ConvolveError",
+                "CorruptionError",
                 "DataError",
                 "DeviceError",
                 "DivergedError",

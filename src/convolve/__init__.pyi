@@ -34,6 +34,7 @@ from convolve.engine.objective import Metric as Metric
 from convolve.errors import CheckpointError as CheckpointError
 from convolve.errors import ConfigError as ConfigError
 from convolve.errors import ConvolveError as ConvolveError
+from convolve.errors import CorruptionError as CorruptionError
 from convolve.errors import DataError as DataError
 from convolve.errors import DeviceError as DeviceError
 from convolve.errors import DivergedError as DivergedError

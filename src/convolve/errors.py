@@ -9,6 +9,7 @@
     ├── DeviceFailedError a device stopped working during a run                                exit 1
     ├── DivergedError     the loss is not finite                                               exit 1
     ├── NumericsError     a value overflowed its number format, and the run was to stop then    exit 1
+    ├── CorruptionError   a value changed in memory, or was computed wrongly                   exit 1
     ├── ParallelError     processes disagree, or one of them is lost                           exit 1
     ├── SandboxError      untrusted input crashed its process, or needed too much time or memory      exit 1
     ├── GuaranteeError    a guarantee does not hold, and the run was to be strict              exit 2
@@ -78,6 +79,10 @@ class DivergedError(ConvolveError):
 
 class NumericsError(ConvolveError):
     """A value overflowed its number format, and the run was to stop then."""
+
+
+class CorruptionError(ConvolveError):
+    """A value changed in memory between two updates, or differs when it is computed again. Nothing is saved."""
 
 
 class ParallelError(ConvolveError):

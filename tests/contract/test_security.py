@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,3 +185,13 @@ def test_temporary_folders_belong_to_the_user_alone(tmp_path: Path, monkeypatch:
         Path(path).name: mode for path, mode in made if Path(path).name.startswith((".tmp-model.safetensors", "native"))
     }
     assert len(private) == 2 and set(private.values()) == {0o700}
+
+
+def test_every_test_that_the_security_page_names_exists():
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(test_\w+)`", page))
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(names) > 40
+    assert [name for name in sorted(names) if not re.search(rf"def {name}\b", tests)] == []
+    files = set(re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", page))
+    assert [name for name in sorted(files) if not (ROOT / name).is_file()] == []

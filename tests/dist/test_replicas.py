@@ -14,7 +14,7 @@ from convolve.cli.train import read_options
 from convolve.runs import session
 from convolve.runs.changes import Changes
 from digit_runs import digits_config, weights_hash
-from process_runs import Job, interrupt_command, restore_together, train_together
+from process_runs import Job, flip_weight, interrupt_command, restore_together, train_together, train_verified
 
 pytestmark = pytest.mark.dist
 
@@ -118,3 +118,21 @@ def test_replicas_that_were_stopped_end_in_time_and_restore_to_the_same_bits(tmp
     interrupt_command(digits_config(tmp_path / "broken", **given), signal.SIGTERM)
     restore_together(tmp_path / "broken", Changes())
     assert weights_hash(tmp_path / "broken") == weights_hash(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "layout", [{"replicas": 2, "bn_span": 2}, {"replicas": 3}, {"shards": 2, "pipeline_splits": ["conv2"]}], ids=str
+)
+def test_verified_steps_have_the_same_bits_in_every_layout(tmp_path, layout):
+    given = {**EIGHT, "gradient_accumulation_count": 2, "rts": layout.get("replicas") == 3, **layout}
+    train_together(digits_config(tmp_path / "plain", **given))
+    config = digits_config(tmp_path / "verified", **given)
+    Job(config.parallel, train_verified, config).finish()
+    assert weights_hash(tmp_path / "verified") == weights_hash(tmp_path / "plain")
+
+
+def test_a_wrong_update_of_one_replica_is_found_before_it_is_saved(tmp_path):
+    config = digits_config(tmp_path / "run", **{**EIGHT, "iterations": 20, "replicas": 2})
+    with pytest.raises(AssertionError, match=r"conv1\.weight: the two replicas have different weights at step 4;"):
+        Job(config.parallel, flip_weight, config, 1).finish()
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))

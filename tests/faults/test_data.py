@@ -14,7 +14,8 @@ from PIL import Image
 
 from convolve.data.readers.crc32c import mask
 from convolve.data.readers.mnist import pack_idx, read_images, read_labels, read_npz
-from convolve.data.readers.tfrecord import read_examples, read_records
+from convolve.data.readers.records import read_records
+from convolve.data.readers.tfrecord import read_examples
 from convolve.download import ignore_progress
 from convolve.errors import DataError
 from data_samples import crc32c

@@ -29,8 +29,8 @@ from convolve.data.catalog import CIFAR10
 from convolve.data.image_io import read_image
 from convolve.data.readers.cifar import read_fields
 from convolve.data.readers.detect import open_images
-from convolve.data.readers.tfrecord import read_records
-from convolve.data.readers.webdataset import locate_samples
+from convolve.data.readers.records import read_records
+from convolve.data.readers.tar_members import locate_samples
 from convolve.directory import open_regular, read_regular
 from convolve.download import ignore_progress
 from convolve.engine.state import TrainState

@@ -15,8 +15,8 @@ from PIL import Image
 
 from convolve.data.image_io import center_box
 from convolve.data.loader.decoder import Decoder
-from convolve.data.readers.tfrecord import locate_samples as read_records
-from convolve.data.readers.webdataset import locate_samples as read_tar
+from convolve.data.readers.records import locate_samples as read_records
+from convolve.data.readers.tar_members import locate_samples as read_tar
 from convolve.errors import DataError
 
 FOREIGN = Path(__file__).parents[1] / "fixtures" / "foreign"

@@ -204,6 +204,7 @@ class RunOptions(TypedDict, total=False):
     validation_views: Literal[1, 2, 6]
     validation_frequency: float
     select_ema: bool
+    verify_steps: bool
     strict: bool
 
 

@@ -241,6 +241,10 @@ class RunConfig(Section):
     select_ema: bool = Field(
         False, description="with --ema-decay: a checkpoint provides the average if it validates better than the weights"
     )
+    verify_steps: bool = Field(
+        False,
+        description="find silent data corruption: checksums of the state, equal replicas, a sample of passes twice",
+    )
     strict: bool = Field(False, description="stop with an error, instead of a warning, if a guarantee does not hold")
 
 

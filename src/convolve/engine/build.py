@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -30,11 +30,12 @@ from convolve.engine.data_choice import follow_data_and_model
 from convolve.engine.ema import ModelEMA
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
 from convolve.engine.loop import run_samples
-from convolve.engine.metrics import CrossEntropy, Metrics, NullMetrics, RunningMetrics
+from convolve.engine.metrics import CrossEntropy, LossFn, Metrics, NullMetrics, RunningMetrics
 from convolve.engine.objective import Objective, UserLoss, check_loss, measure_metrics
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, clip_to_norm, no_clipping
 from convolve.engine.user_code import NO_USER_CODE, UserCode
+from convolve.engine.verification import NoVerification, StepVerification, Verification
 from convolve.errors import ConfigError
 from convolve.layers.batch_norm import NormStatistics
 from convolve.loggers.base import Console
@@ -53,6 +54,13 @@ from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.run_files import DUMPS_FOLDER
 
 EmitFn = Callable[..., None]
+
+
+class _CommonParts(TypedDict):
+    loss: LossFn
+    context: PassContext
+    metrics: Metrics
+    verification: Verification
 
 
 def open_data(config: Config, console: Console, user: UserCode = NO_USER_CODE) -> DataModule:
@@ -213,10 +221,11 @@ def build(
     grad_sync = _build_grad_sync(config, collectives, state)
     identical = config.parallel.identical_replica_seeding
     context = PassContext(config.run.seed, numerics.execution, grad_sync, identical, partition.span)
+    verification = _build_verification(config, collectives, state)
     optim, pipeline = config.resolved_optim(), partition.pipeline
     parts = StepParts(
         schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
-        forward_backward=_build_forward_backward(partition, context, metrics, objective),
+        forward_backward=_build_forward_backward(partition, context, metrics, objective, verification),
         clip=no_clipping if optim.clip_norm is None else clip_to_norm(optim.clip_norm, collectives),
         seed=config.run.seed,
         collectives=collectives,
@@ -225,6 +234,7 @@ def build(
         sharding=partition.shard.sharding,
         metrics=metrics,
         objective=objective,
+        verification=verification,
         native_layers=tuple(native_layers),
         infer=partial(pipeline.infer, forward=partial(numerics.execution.forward, state.model)) if pipeline else None,
     )
@@ -237,6 +247,12 @@ def _build_grad_sync(config: Config, collectives: Collectives, state: TrainState
     # The payload of a step: batch-norm statistics and the stop flag.
     payload_size = len(NormStatistics(state.model).pending_sums) + 1
     return gradient_sync.build(collectives, state.model, payload_size, layout, state.execution)
+
+
+def _build_verification(config: Config, collectives: Collectives, state: TrainState) -> Verification:
+    if not config.run.verify_steps:
+        return NoVerification()
+    return StepVerification(state.model, collectives, config.run.seed, config.parallel.bn_span)
 
 
 def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
@@ -274,13 +290,18 @@ def build_objective(config: Config, user: UserCode, classes: Sequence[str], labe
 
 
 def _build_forward_backward(
-    partition: Partition, context: PassContext, metrics: Metrics, objective: Objective
+    partition: Partition, context: PassContext, metrics: Metrics, objective: Objective, verification: Verification
 ) -> ForwardBackwardFn:
-    loss = objective.loss
     model, pipeline = partition.part, partition.pipeline
+    common: _CommonParts = {
+        "loss": objective.loss,
+        "context": context,
+        "metrics": metrics,
+        "verification": verification,
+    }
     if pipeline is None:
-        return ForwardBackward(model=model, loss=loss, context=context, metrics=metrics)
-    return PipelineForwardBackward(stage=model, pipeline=pipeline, loss=loss, context=context, metrics=metrics)
+        return ForwardBackward(model=model, **common)
+    return PipelineForwardBackward(stage=model, pipeline=pipeline, **common)
 
 
 def build_on_meta(config: Config) -> Network:

@@ -237,6 +237,8 @@ class SaveCallback:
         self._log_saved(wait=event.last)
 
     def _save(self, event: StepEvent) -> None:
+        self.parts.verification.check(event.state)
+        self.parts.verification.check_replicas(event.state, due=True)
         result = event.validation
         best = result is not None and is_better(result, self.best)
         if best:

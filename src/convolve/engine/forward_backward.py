@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convolve import rng, summation
 from convolve.data.loader.loader import MicroBatch, StepBatch
@@ -18,6 +18,7 @@ from convolve.distributed.batch_norm_span import BatchNormSpan, NoSpan
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
 from convolve.engine.metrics import LossFn, Metrics, NullMetrics
+from convolve.engine.verification import NoVerification, PassResults, Verification, without_side_effects
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
 
@@ -51,6 +52,13 @@ class PassContext:
         with leaf, rng.at(self.seed, step, first), self.execution.micro_batch(first):
             yield
 
+    @contextmanager
+    def repeated(self, batch: MicroBatch, step_batch: StepBatch, step: int) -> Iterator[None]:
+        """Run the passes of a micro batch once more inside this context, under the keys of the first time."""
+        first = batch.first - (step_batch.micro_batches[0].first if self.identical_seeding else 0)
+        with self.execution.repetition(first), self.micro_batch(batch, step_batch, step):
+            yield
+
     def start_backward(self, batch: MicroBatch, step_batch: StepBatch) -> None:
         """Prepare the sum of gradients for the backward pass of a micro batch."""
         if batch is step_batch.micro_batches[-1]:
@@ -70,6 +78,7 @@ class ForwardBackward:
     loss: LossFn
     context: PassContext
     metrics: Metrics = field(default_factory=NullMetrics)
+    verification: Verification = field(default_factory=NoVerification)
 
     def run(self, batch: StepBatch, step: int, scale: float) -> None:
         context = self.context
@@ -81,8 +90,26 @@ class ForwardBackward:
                     logits = context.execution.forward(self.model, micro_batch.images)
                     loss = self.loss(logits, micro_batch.targets)
                     torch.autograd.backward(loss / (batch.used_samples / scale))
+                self._verify(micro_batch, batch, step, scale, loss.detach())
                 context.end_backward(micro_batch, batch)
                 self.metrics.update(loss.detach(), logits.detach(), micro_batch.labels)
+
+    def _verify(self, micro_batch: MicroBatch, batch: StepBatch, step: int, scale: float, loss: Tensor) -> None:
+        def first() -> PassResults:
+            return {"loss": loss, **{name: parameter.grad for name, parameter in self._trained()}}
+
+        def again() -> PassResults:
+            with without_side_effects(self.model), self.context.repeated(micro_batch, batch, step):
+                second = self.loss(self.context.execution.forward(self.model, micro_batch.images), micro_batch.targets)
+                names, parameters = zip(*self._trained(), strict=True)
+                # Unlike a backward pass, this leaves the gradients of the parameters and their hooks alone.
+                gradients = torch.autograd.grad(second / (batch.used_samples / scale), parameters, allow_unused=True)
+            return {"loss": second, **dict(zip(names, gradients, strict=True))}
+
+        self.verification.compare_pass(step, micro_batch.number, first, again)
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +121,14 @@ class PipelineForwardBackward:
     loss: LossFn
     context: PassContext
     metrics: Metrics = field(default_factory=NullMetrics)
+    verification: Verification = field(default_factory=NoVerification)
 
     def run(self, batch: StepBatch, step: int, scale: float) -> None:
         context, micro_batches = self.context, batch.micro_batches
 
         def forward(number: int, x: Tensor) -> Tensor:
             output = context.execution.forward(self.stage, x)
+            self._verify(micro_batches[number], batch, step, x, output)
             if not self.pipeline.last:
                 return output
             loss = self.loss(output, micro_batches[number].targets)
@@ -121,3 +150,13 @@ class PipelineForwardBackward:
         context.grad_sync.start(batch.leaves, batch.count)
         with context.execution.step_context(context.seed, step):
             self.pipeline.train(images, forward, around, lockstep=lockstep)
+
+    def _verify(self, micro_batch: MicroBatch, batch: StepBatch, step: int, x: Tensor, output: Tensor) -> None:
+        """Compare the output of this stage; gradients arrive through the schedule and are not computed again."""
+        name = f"output of stage {self.pipeline.stage}"
+
+        def again() -> PassResults:
+            with without_side_effects(self.stage), self.context.repeated(micro_batch, batch, step):
+                return {name: self.context.execution.forward(self.stage, x).detach()}
+
+        self.verification.compare_pass(step, micro_batch.number, lambda: {name: output.detach()}, again)

@@ -125,6 +125,7 @@ def fit(
     """
     stop, timer, event = stop or StopRequest(), timer or Timer(), None
     state.model.train()
+    parts.verification.record(state)
     for batch in batches:
         if state.samples >= total:
             break

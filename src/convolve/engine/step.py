@@ -17,6 +17,7 @@ from convolve.engine.forward_backward import ForwardBackwardFn
 from convolve.engine.metrics import Metrics, NullMetrics
 from convolve.engine.objective import Objective
 from convolve.engine.state import TrainState
+from convolve.engine.verification import NoVerification, Verification
 from convolve.layers.batch_norm import NormStatistics
 from convolve.optim.optimizers import set_learning_rate
 from convolve.optim.schedules import Schedule
@@ -45,6 +46,7 @@ class StepParts:
     sharding: OptimizerSharding | NoSharding = field(default_factory=NoSharding)
     metrics: Metrics = field(default_factory=NullMetrics)
     objective: Objective = field(default_factory=Objective)
+    verification: Verification = field(default_factory=NoVerification)
     native_layers: tuple[str, ...] = ()
     infer: LogitsFn | None = None
 
@@ -63,6 +65,7 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     statistics = NormStatistics(state.model, batch.leaves, batch.count)
     norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.rows, stop)
     check = state.scaler.unscale_(state.model, state.execution.overflowed())
+    parts.verification.check(state)
     if check.finite:
         statistics.update_running_stats(norm_sums)
         parts.clip(state.model)
@@ -70,10 +73,12 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
         state.execution.round_weights_(state.optimizer, parts.seed, state.step)
         parts.sharding.broadcast_updated(state.model)
         state.ema.update(state.model, state.step)
+        parts.verification.record(state)
     state.model.zero_grad(set_to_none=True)
     state.step += 1
     state.samples += batch.global_samples
     state.scaler.update(check, state.samples)
+    parts.verification.check_replicas(state, due=False)
     return stop_votes
 
 

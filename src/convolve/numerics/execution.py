@@ -46,6 +46,9 @@ class Execution(Protocol):
         A pipeline exits after the forward pass and enters again for the backward pass, other micro batches between.
         """
 
+    def repetition(self, first: int) -> AbstractContextManager[None]:
+        """Return the context around a `micro_batch` that is computed a second time, with the roundings of the first."""
+
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         """Run the model in this arithmetic and return its fp32 output. Outside of `micro_batch` this is evaluation."""
 
@@ -80,6 +83,9 @@ class PlainExecution:
         return nullcontext()
 
     def micro_batch(self, first: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def repetition(self, first: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
@@ -213,6 +219,19 @@ class EmulatedExecution(_RoundedExecution):
         self.emulator.key = hash_key(*self._step, first, "rounding") if self.policy.stochastic else None
         with self._rounding(self._traces.setdefault(first, PassTrace())):
             yield
+
+    @contextmanager
+    def repetition(self, first: int) -> Iterator[None]:
+        """Start a new trace, which counts operations from zero, and hide the repetition from the observer."""
+        tracker, emulator, trace = self.tracker, self.emulator, self._traces.pop(first, None)
+        before = tracker.trace, tracker.active, emulator.key, emulator.observer
+        emulator.observer = NullObserver()
+        try:
+            yield
+        finally:
+            tracker.trace, tracker.active, emulator.key, emulator.observer = before
+            if trace is not None:
+                self._traces[first] = trace
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         assert model is self._weights.model, "only the installed model has its weights rounded"

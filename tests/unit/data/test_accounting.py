@@ -10,8 +10,8 @@ from io import BytesIO
 import pytest
 
 from convolve.data.readers.detect import open_images
-from convolve.data.readers.index import SkippedEntries
-from convolve.data.readers.webdataset import locate_samples
+from convolve.data.readers.locations import SkippedEntries
+from convolve.data.readers.tar_members import locate_samples
 from convolve.download import ignore_progress
 from convolve.errors import DataError
 from convolve.loggers.base import SilentConsole

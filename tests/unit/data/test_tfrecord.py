@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convolve.data.readers.tfrecord import parse_example, read_examples, read_records
+from convolve.data.readers.records import parse_example, read_records
+from convolve.data.readers.tfrecord import read_examples
 from convolve.download import ignore_progress
 from convolve.errors import DataError
 from data_samples import example, field_bytes, frame

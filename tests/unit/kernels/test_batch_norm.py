@@ -120,6 +120,43 @@ def test_a_mean_far_from_zero_costs_no_digits():
     assert distance(native("none")(x, weight, bias), exact) < 1e-4
 
 
+def test_a_mean_that_changes_from_block_to_block_costs_no_digits():
+    parts = [draw((8, 8, 12, 12), offset=offset, seed=seed)[0] for seed, offset in enumerate((0.0, 1e3, -5.0, 1e5))]
+    x = torch.cat(parts).to(memory_format=torch.channels_last)
+    found = normalize(x, torch.ones(8), torch.zeros(8), EPS)[1]
+    assert relative(found[1], x.double().var((0, 2, 3))) < VARIANCE_ERROR
+
+
+# 30 times the rounding of float32; with x0 as the only shift, it was 1.7e-4 for 100 and 1.5e-3 for 1e5.
+VARIANCE_ERROR = 30 * 2.0**-24
+SHAPES = [(32, 16, 16, 16), (16, 1, 13, 13), (64, 64, 8, 8), (64, 3, 32, 32), (8, 700, 4, 4), (5, 17, 9, 7)]
+
+
+def relative(one, other):
+    return float(((one.double() - other) / other).abs().max())
+
+
+@pytest.mark.parametrize("value", [0.0, 100.0, 1e5, 1e7])
+@pytest.mark.parametrize("pixel", [0, 77, -1])
+def test_no_single_pixel_costs_digits_of_the_variance(value, pixel):
+    for shape in SHAPES:
+        x = draw(shape, offset=0.0)[0]
+        rows = x.permute(0, 2, 3, 1).reshape(-1, shape[1])
+        rows[pixel] = value
+        assert rows.data_ptr() == x.data_ptr(), "the same memory"
+        found = normalize(x, torch.ones(shape[1]), torch.zeros(shape[1]), EPS)[1]
+        exact, mean = x.double().var((0, 2, 3)), x.double().mean((0, 2, 3))
+        assert relative(found[1], exact) < VARIANCE_ERROR, shape
+        assert float(((found[0] - mean) / exact.sqrt()).abs().max()) < 1e-6, shape
+
+
+def test_the_variance_of_nearly_constant_channels_is_not_negative():
+    x = torch.full((9, 4, 7, 7), 3.0).to(memory_format=torch.channels_last)
+    x[4, :, 3, 3] = torch.tensor(3.0).nextafter(torch.tensor(4.0))
+    found = normalize(x, torch.ones(4), torch.zeros(4), 0.0)
+    assert bool((found[1][1] >= 0).all()) and not bool(found[0].isnan().any())
+
+
 def test_channels_first_gives_the_same_bits():
     x, weight, bias = draw((6, 5, 7, 7))
     assert bits(learn(native("relu"), (x.contiguous(), weight, bias))) == bits(learn(native("relu"), (x, weight, bias)))

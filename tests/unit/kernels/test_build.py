@@ -46,6 +46,15 @@ def test_options_make_another_library(compiled):
     assert build.load(FILE, ("-DPLAIN",)).path != compiled.path
 
 
+def test_a_cpu_with_other_features_has_another_library(monkeypatch):
+    """A home folder shared by different machines: ARM names its features as x86 names its flags."""
+    keys = set()
+    for features in ({"fp", "asimd"}, {"fp", "asimd", "sve"}):
+        monkeypatch.setattr(build.device, "cpu_flags", lambda features=features: features)
+        keys.add(build._cache_key(b"source", ()))
+    assert len(keys) == 2
+
+
 @pytest.fixture
 def folder(compiled, tmp_path):
     """A folder with a C file that includes a header, which includes another."""

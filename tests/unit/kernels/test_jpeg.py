@@ -10,7 +10,8 @@ from PIL import Image
 
 from convolve.data.image_io import center_box
 from convolve.data.loader.decoder import Decoder, jpeg_size
-from convolve.data.readers.index import WHOLE_FILE, Index, SampleLocation, make_index
+from convolve.data.readers.index import WHOLE_FILE, Index, make_index
+from convolve.data.readers.locations import SampleLocation
 from convolve.errors import DataError
 from convolve.kernels import build
 from convolve.kernels.jpeg import read_jpegs

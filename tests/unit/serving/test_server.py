@@ -1,3 +1,4 @@
+import asyncio
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from convolve.inference.classifier import LoadOptions
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
 
+from convolve.serving.app import ServedModel, Server, Settings
 from convolve.serving.server import ServeOptions, check, make_reload, parse_models
 
 
@@ -16,6 +18,31 @@ def test_a_reload_loads_a_checkpoint_once(digits_run):
     reload = make_reload(digits_run, LoadOptions(threads=1))
     assert reload().version == choose_checkpoint(digits_run).name
     assert reload() is None
+
+
+def test_an_unexpected_exception_does_not_end_the_watcher(digits_run):
+    """One error of another kind, then a checkpoint: it is loaded, and the error was reported once."""
+    first, lines = make_reload(digits_run)(), []
+    second = make_reload(digits_run)()
+    answers = [RecursionError(), RecursionError(), second]
+
+    def reload():
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def run():
+        settings = Settings(reload_seconds=0.0)
+        server = Server({"digits": ServedModel(first, reload)}, settings, lines.append)
+        async with server.application().router.lifespan_context(None):
+            while server._batchers["digits"].classifier is not second:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [line for line in lines if "RecursionError" in line] == [
+        f"digits: reload failed (RecursionError); still serving {first.version}"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from convolve.data.readers.image_folder import BOXES_FILE, images_in, index_files, is_image_name
-from convolve.data.readers.index import Index, SkippedEntries, load_or_build, signature
+from convolve.data.readers.index import Index, load_or_build, signature
+from convolve.data.readers.locations import SkippedEntries
 from convolve.data.readers.mat_file import read_synsets
 from convolve.directory import read_regular
 from convolve.errors import DataError

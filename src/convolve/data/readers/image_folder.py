@@ -18,18 +18,16 @@ import numpy as np
 from convolve.data.readers.index import (
     WHOLE_FILE,
     Index,
-    SampleLocation,
-    SkippedEntries,
     load_or_build,
     make_index,
     signature,
 )
+from convolve.data.readers.locations import EXTENSIONS, SampleLocation, SkippedEntries
 from convolve.directory import open_regular
 from convolve.download import Progress
 from convolve.errors import DataError
 from convolve.rng import Indices
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 TRAIN_NAMES = ("train", "training", "ilsvrc2012_img_train")
 VALIDATION_NAMES = ("validation", "val", "valid", "ilsvrc2012_img_val")
 TEST_NAMES = ("test", "testing")

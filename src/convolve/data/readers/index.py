@@ -21,6 +21,8 @@ import numpy.typing as npt
 from convolve import device
 from convolve.data.dataset import Images, Labels, Skipped
 from convolve.data.loader.decoding import EncodedImages
+from convolve.data.readers.locations import SampleLocation, SkippedEntries
+from convolve.data.readers.shards import ArchiveKind, ShardIndexer
 from convolve.download import Progress
 from convolve.errors import DataError
 from convolve.files import atomic_file
@@ -31,32 +33,6 @@ WHOLE_FILE = -1
 _FORMAT = "convolve index 2"
 _LARGEST_SAMPLE = 1 << 30
 _USUAL_SAMPLE = 1 << 18
-
-
-@dataclass(frozen=True)
-class SampleLocation:
-    """One sample of an index under construction; `boxes` are left, top, right, bottom of objects as fractions."""
-
-    file: int
-    offset: int
-    length: int
-    label: int
-    name: str
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
-
-
-class SkippedEntries:
-    """Entries of a data set that are not samples: how many for each reason, and the first example."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, tuple[int, str]] = {}
-
-    def add(self, reason: str, example: str) -> None:
-        count, first = self.reasons.get(reason, (0, example))
-        self.reasons[reason] = count + 1, first
-
-    def listed(self) -> tuple[Skipped, ...]:
-        return tuple((reason, count, example) for reason, (count, example) in self.reasons.items())
 
 
 @dataclass(frozen=True)
@@ -163,21 +139,18 @@ def load_or_build(root: Path, name: str, expected: str, build: Callable[[], Inde
     return index
 
 
-def index_shards(
-    root: Path,
-    shards: Sequence[Path],
-    name: str,
-    locate_samples: Callable[[Path, int], list[SampleLocation]],
-    progress: Progress,
-    skipped: SkippedEntries | None = None,
-) -> Index:
-    """Index one split in the order of its files; `locate_samples` returns those of one file, given its number."""
+def index_shards(root: Path, shards: Sequence[Path], name: str, kind: ArchiveKind, progress: Progress) -> Index:
+    """Index one split in the order of its files, which are parsed in a sandbox."""
 
     def build() -> Index:
         samples: list[SampleLocation] = []
-        for number, path in enumerate(shards):
-            progress(f"index {name}", number, len(shards))
-            samples += locate_samples(path, number)
+        skipped = SkippedEntries()
+        with ShardIndexer(kind, shards) as indexer:
+            for number, path in enumerate(shards):
+                progress(f"index {name}", number, len(shards))
+                found, unused = indexer.locate(path, number)
+                samples += found
+                skipped.update(unused)
         return make_index(root, [path.name for path in shards], samples, skipped)
 
     return load_or_build(root, name, signature(root, shards), build)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convolve.data.readers.annotations import LABEL_FILE
-from convolve.data.readers.image_folder import EXTENSIONS, TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES, index_files
-from convolve.data.readers.index import Index, SkippedEntries, load_or_build, signature
+from convolve.data.readers.image_folder import TEST_NAMES, TRAIN_NAMES, VALIDATION_NAMES, index_files
+from convolve.data.readers.index import Index, load_or_build, signature
+from convolve.data.readers.locations import EXTENSIONS, SkippedEntries
 from convolve.directory import read_regular
 from convolve.errors import DataError
 

@@ -9,12 +9,17 @@
  *
  *     db = sum(g)      dw = r sum(g (x - mean))      dx = w r (g - db / n - (x - mean) r dw / n)
  *
- * Mean and variance are computed in one pass, from d = x - x0 with the first value x0 of the channel:
+ * Mean and variance are computed in one pass over blocks of m values, from d = x - s with a shift s for each block,
+ * and added in double for the first value x0 of the channel, with t = s - x0:
  *
- *     mean = x0 + sum(d) / n      variance = sum(d^2) / n - (sum(d) / n)^2
+ *     S = sum over blocks of (sum(d) + m t)      Q = sum over blocks of (sum(d^2) + 2 t sum(d) + m t^2)
+ *     mean = x0 + S / n      variance = Q / n - (S / n)^2
  *
- * The difference cancels digits only if x0 is far from the mean: its relative error grows with (x0 - mean)^2 /
- * variance.
+ * The shift is the mean of the block before; in the first block of a group, that of its first FIRST_LINES lines. It is a
+ * mean of m values of the channel (or of a constant fraction of m), so m (s - mean)^2 is at most n variance: what d
+ * cancels is bounded for all blocks together by a multiple of n variance, whatever the values are. The same holds in
+ * double for x0, with m = 1. So the relative error of the variance is a small multiple of the float rounding, and no
+ * single value can increase it.
  *
  * Memory is treated as rows of channels. A line is as many rows as make a whole number of vectors, so each vector of a
  * line has the same channels in all lines. Sums are float over a block of lines, double over the blocks of a group,
@@ -28,6 +33,7 @@
 #define BLOCK_FLOATS 4096 /* of each tensor: a block stays in the L1 cache while its vectors are summed */
 #define GROUP_ROWS 64     /* per group, minimum */
 #define GROUPS 16         /* maximum */
+#define FIRST_LINES 16    /* whose mean is the first shift of a group; a block of the input has no fewer */
 
 /* Rows, channels; rows per line; whole lines. */
 typedef struct {
@@ -35,12 +41,12 @@ typedef struct {
 } shape;
 
 /* `center`, `scale` and `shift` contain a whole line, `along` two, `rest` three; `sums` two lines of doubles for each
- * group. */
+ * group, `near` a line for each group: the shifts of its blocks. */
 typedef struct {
     shape s;
     int activation;
     const float *x, *g;
-    float *out, *center, *scale, *shift, *along, *rest;
+    float *out, *center, *scale, *shift, *along, *rest, *near;
     double *sums;
     omp_team team;
 } job;
@@ -67,12 +73,58 @@ static void tile_channels(const shape *s, const float *values, float *line) {
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
 
-#define INPUT -1 /* next to the activations: sums of the input, no gradient */
+/* A vector as doubles, and doubles at any address. */
+typedef double wide __attribute__((vector_size(8 * LANES)));
+typedef double unaligned_wide __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+#define WIDE(v) __builtin_convertvector(v, wide)
 
-/* The summed terms: d and d^2 of the input, or g and g d of a gradient, with d = x - center. */
+INLINE void add_wide(double *sums, wide values) { *(unaligned_wide *)sums += values; }
+
+/* Add d and d^2 of one vector of the input in the lines [first, end), with d = x - shift, to the double sums of its
+ * position in the line, and make the mean of these lines the shift. */
+INLINE void add_input_vector(const job *work, int64_t first, int64_t end, int64_t v, float *near, double *sums) {
+    int64_t width = width_of(&work->s), i = first;
+    vector shift = LOAD(near + v), a[2] = {{0}, {0}}, b[2] = {{0}, {0}};
+    for (; i + 1 < end; i += 2)
+        for (int64_t j = 0; j < 2; j++) {
+            vector d = LOAD(work->x + (i + j) * width + v) - shift;
+            a[j] += d;
+            b[j] += d * d;
+        }
+    if (i < end) {
+        vector d = LOAD(work->x + i * width + v) - shift;
+        a[0] += d;
+        b[0] += d * d;
+    }
+    double m = (double)(end - first);
+    wide sum = WIDE(a[0]) + WIDE(a[1]), t = WIDE(shift) - WIDE(LOAD(work->center + v));
+    add_wide(sums + v, sum + m * t);
+    add_wide(sums + width + v, WIDE(b[0]) + WIDE(b[1]) + t * (2 * sum + m * t));
+    STORE(near + v, shift + (a[0] + a[1]) * (1 / (float)m));
+}
+
+/* Start with the mean of the lines [first, end) as shift. */
+INLINE void place_shift(const job *work, int64_t first, int64_t end, float *near) {
+    int64_t width = width_of(&work->s);
+    for (int64_t v = 0; v < width; v += LANES) {
+        vector center = LOAD(work->center + v), sum = {0};
+        for (int64_t i = first; i < end; i++) sum += LOAD(work->x + i * width + v) - center;
+        STORE(near + v, center + sum * (1 / (float)(end - first)));
+    }
+}
+
+static void add_input_lines(const job *work, int64_t first, int64_t end, float *near, double *sums) {
+    int64_t width = width_of(&work->s), block = max(BLOCK_FLOATS / width + 1, FIRST_LINES);
+    if (first < end) place_shift(work, first, min(end, first + FIRST_LINES), near);
+    for (; first < end; first += block)
+        for (int64_t v = 0; v < width; v += LANES)
+            add_input_vector(work, first, min(first + block, end), v, near, sums);
+}
+
+/* The summed terms of a gradient: g and g d, with d = x - center. */
 INLINE void terms(const int kind, const job *work, int64_t at, int64_t v, vector *a, vector *b) {
-    vector d = LOAD(work->x + at) - LOAD(work->center + v), g = d;
-    if (kind != INPUT) g = let_through(kind, d * LOAD(work->scale + v) + LOAD(work->shift + v), LOAD(work->g + at));
+    vector d = LOAD(work->x + at) - LOAD(work->center + v);
+    vector g = let_through(kind, d * LOAD(work->scale + v) + LOAD(work->shift + v), LOAD(work->g + at));
     *a += g;
     *b += g * d;
 }
@@ -87,10 +139,8 @@ INLINE void add_vector(const int kind, const job *work, int64_t first, int64_t e
         terms(kind, work, (i + 1) * width + v, v, &a[1], &b[1]);
     }
     if (i < end) terms(kind, work, i * width + v, v, &a[0], &b[0]);
-    for (int64_t j = 0; j < LANES; j++) {
-        sums[v + j] += (double)a[0][j] + a[1][j];
-        sums[width + v + j] += (double)b[0][j] + b[1][j];
-    }
+    add_wide(sums + v, WIDE(a[0]) + WIDE(a[1]));
+    add_wide(sums + width + v, WIDE(b[0]) + WIDE(b[1]));
 }
 
 INLINE void add_lines(const int kind, const job *work, int64_t first, int64_t end, double *sums) {
@@ -119,18 +169,28 @@ static job rest_of(const job *work) {
                  .along = work->along};
 }
 
-static void add_lines_of(const job *work, int64_t first, int64_t end, double *sums) {
-    switch (work->g ? work->activation : INPUT) {
-    case INPUT: add_lines(INPUT, work, first, end, sums); break;
+static void add_lines_of(const job *work, int64_t first, int64_t end, float *near, double *sums) {
+    if (!work->g) {
+        add_input_lines(work, first, end, near, sums);
+        return;
+    }
+    switch (work->activation) {
     case NONE: add_lines(NONE, work, first, end, sums); break;
     case RELU: add_lines(RELU, work, first, end, sums); break;
     default: add_lines(SILU, work, first, end, sums);
     }
 }
 
+/* The shift of the input's last rows is the center, for which the padding adds 0. */
 static void add_rest(const job *work, double *sums) {
+    int64_t width = width_of(&work->s);
     job rest = rest_of(work);
-    add_lines_of(&rest, 0, 1, sums);
+    if (work->g) {
+        add_lines_of(&rest, 0, 1, NULL, sums);
+        return;
+    }
+    memcpy(rest.out, rest.center, 4 * width);
+    for (int64_t v = 0; v < width; v += LANES) add_input_vector(&rest, 0, 1, v, rest.out, sums);
 }
 
 static void run_sums(void *argument) {
@@ -141,7 +201,7 @@ static void run_sums(void *argument) {
         int64_t first = s->lines * i / groups, end = s->lines * (i + 1) / groups;
         double *sums = work->sums + 2 * i * width_of(s);
         memset(sums, 0, 16 * width_of(s));
-        add_lines_of(work, first, end, sums);
+        add_lines_of(work, first, end, work->near + i * width_of(s), sums);
         if (i == groups - 1 && has_rest(s)) add_rest(work, sums);
     }
 }
@@ -208,11 +268,11 @@ static void run_results(void *argument) {
             write_rest(work);
 }
 
-/* Size of the sums and eight lines, in bytes. Nothing that grows with the channels is on the stack: threads have small
+/* Size of the sums, the shifts and eight lines, in bytes. Nothing that grows with the channels is on the stack: threads have small
  * ones. */
 int64_t convolve_batch_norm_scratch(int64_t rows, int64_t c) {
     shape s = shape_of(rows, c);
-    return (16 * groups_of(&s) + 4 * 8) * width_of(&s);
+    return (20 * groups_of(&s) + 4 * 8) * width_of(&s);
 }
 
 static void layout_scratch(job *work, char *scratch) {
@@ -223,6 +283,7 @@ static void layout_scratch(job *work, char *scratch) {
     work->shift = work->scale + width;
     work->along = work->shift + width;
     work->rest = work->along + 2 * width;
+    work->near = work->rest + 3 * width;
 }
 
 /* Compute each channel's scale, and tile all constants over a line. */
@@ -244,7 +305,8 @@ int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, double 
     run_on_team(&work.team, run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {
-        double off = work.sums[i] / rows, variance = work.sums[width_of(&work.s) + i] / rows - off * off;
+        double off = work.sums[i] / rows, difference = work.sums[width_of(&work.s) + i] / rows - off * off;
+        double variance = difference < 0 ? 0 : difference; /* keeps NaN */
         stats[i] = (float)(x[i] + off);
         stats[c + i] = (float)(variance * rows / (rows > 1 ? rows - 1 : 1));
         stats[2 * c + i] = (float)(1 / sqrt(variance + epsilon));

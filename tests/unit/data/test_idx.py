@@ -57,7 +57,7 @@ def test_a_split_rejects_negative_labels_if_any_class_is_accepted() -> None:
         check_images(IMAGES, LABELS - 4, classes=None, source="here")
 
 
-@pytest.mark.parametrize("shape", [(5, 7, 6, 2), (5, 7), (5, 0, 6), (5, 5000, 1)])
+@pytest.mark.parametrize("shape", [(5, 7, 6, 0), (5, 7, 6, 5000), (5, 7), (5, 0, 6), (5, 5000, 1)])
 def test_a_split_rejects_implausible_images(shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="here: image"):
         check_images(np.zeros(shape, np.uint8), LABELS, classes=10, source="here")

@@ -4,6 +4,11 @@ With pretrained weights: fit a classifier on the features of the frozen model, t
 validation improves; the better of the two is the result. Without them: train from random weights with more epochs and
 stronger augmentation. Explicit options have priority over every choice.
 
+The classifier fits every training photo, because a photo has more features than there are photos. So fine-tuning has no
+label smoothing: in this situation it makes the model fit exact probabilities of training photos, as a regression would,
+which ruins it for others within an epoch. The learning rate is low, and gradients are clipped: with fixed statistics,
+norms multiply channels of little variance by up to 50, so a few photos could change much.
+
 The plan is a config. It depends on the photos, the options and, with `--minutes`, on one measurement at the start. It
 is stored in config.yml and recipe.json and does not change afterwards, so a resumed run has the same bits.
 """
@@ -33,14 +38,18 @@ FINE_TUNING = {
     "weights": "imagenet",
     "fit_head": True,
     "freeze_norms": True,
-    "optimizer": "adamw",
-    "learning_rate": 4e-4,
+    "optimizer": "momentum",
+    "learning_rate": 5e-4,
+    "clip_norm": 1.0,
     "layer_decay": 0.85,
-    "weight_decay": 0.02,
-    "crop_area": (0.4, 1.0),
+    "weight_decay": 1e-4,
+    "crop_area": (0.25, 1.0),
+    "color_jitter": (0.3, 0.3, 0.3),
     "patience": 4,
     "warmup_epochs": 1.0,
 }
+# Of the default models. Their first blocks take half of the time of a backward pass and hardly change.
+LITE = {"block_survival_prob": 0.9, "freeze_until": "features/4"}
 FROM_SCRATCH = {
     "model": "resnet18",
     "image_size": 112,
@@ -51,12 +60,12 @@ FROM_SCRATCH = {
     "crop_area": (0.25, 1.0),
     "color_jitter": (0.3, 0.3, 0.3),
     "mixup_alpha": 0.1,
+    "label_smoothing": 0.1,
     "clip_norm": 1.0,
     "warmup_epochs": 2.0,
 }
 COMMON = {
     "lr_schedule": "cosine",
-    "label_smoothing": 0.1,
     "select_ema": True,
     "augment": "resized-crop-flip",
     "check_data": True,
@@ -71,8 +80,9 @@ VALIDATION_FRACTION = 0.15
 FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS = 8_000, (2, 12)
 SCRATCH_SAMPLES, SCRATCH_EPOCHS = 80_000, (10, 100)
 EMA_EPOCHS = 2.0
-MAX_BUDGET_EPOCHS = 30
-USED_FRACTION = 0.9  # of the time budget; the rest is for what the measurement does not see
+MIN_BUDGET_EPOCHS, MAX_BUDGET_EPOCHS = 0.2, 100.0
+USED_FRACTION = 0.96  # of the time budget: the plan may be wrong by a few percent either way
+HEAD_SECONDS, FINISH_SECONDS = 6.0, 4.0  # to check the photos and fit the classifier; to save and write the report
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any
     first = f"{folder.name}: {len(photos.train):,} photos of {len(photos.classes)} classes to train, {split}"
     facts = {"photos": str(folder), "training_photos": len(photos.train), "test_photos": len(photos.test)}
     plan = replace(plan, config=config, lines=(first, *plan.lines), facts=facts)
-    return _fit_budget(plan, photos, count) if config.optim.minutes is not None else plan
+    return _fit_budget(plan, photos, count, given) if config.optim.minutes is not None else plan
 
 
 def train_photos(folder: Path, options: Mapping[str, Any], console: Console) -> TrainReport | None:
@@ -144,9 +154,7 @@ def _fine_tune(given: dict[str, Any], count: int, console: Console) -> PhotoPlan
     """Return the plan with pretrained weights; None, with a notice, if they were not asked for and are unavailable."""
     target = device.select(str(given.get("device", "auto")))
     model = "efficientnet-lite0" if target.type == "cpu" else "efficientnet-lite2"
-    chosen = {**COMMON, **FINE_TUNING, "model": model, "block_survival_prob": 0.9}
-    if "model" in given:
-        del chosen["block_survival_prob"]
+    chosen = {**COMMON, **FINE_TUNING, "model": model, **({} if "model" in given else LITE)}
     epochs = _epochs(given, count, FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS)
     config = _build(chosen, given, epochs, count)
     try:
@@ -200,26 +208,31 @@ def _build(chosen: Mapping[str, Any], given: Mapping[str, Any], epochs: float | 
     return resolve(None, None, options).config
 
 
-def _fit_budget(plan: PhotoPlan, photos: Dataset[Reader], count: int) -> PhotoPlan:
-    """Shorten or lengthen the run to the time budget, by the measured time of a step and of a forward pass."""
+def _fit_budget(plan: PhotoPlan, photos: Dataset[Reader], count: int, given: Mapping[str, Any]) -> PhotoPlan:
+    """Set the length of the run by its time budget: the measured time of a training step and of an evaluation.
+
+    What follows the last step is reserved: validation of the weights and of their average, the test, the report. The
+    whole budget is used, so validation does not end the run unless `--patience` was given.
+    """
     config = plan.config
     assert config.optim.minutes is not None, "called with a budget"
     measured = measure_photos(config)
-    passes = len(photos.train) * config.model.fit_head + 2 * len(photos.test)
-    free = USED_FRACTION * 60 * config.optim.minutes - measured.elapsed - passes * measured.infer
-    validation = 2 * (len(photos.train) - count or len(photos.test))
-    epochs = max(0.0, round(free / (count * measured.train + validation * measured.infer), 1))
-    if config.model.fit_head:
-        epochs = min(epochs, float(MAX_BUDGET_EPOCHS)) if epochs >= 1 else 0.0
-    else:
-        epochs = max(epochs, 0.1)
-    config = config.replace(epochs=epochs, warmup_epochs=min(config.schedule.warmup_epochs, epochs / 4))
+    held = len(photos.train) - count or len(photos.test if photos.validation is None else photos.validation)
+    reserved = FINISH_SECONDS + (2 * held + 2 * len(photos.test)) * measured.infer
+    head = (count + held) * measured.infer + HEAD_SECONDS if config.model.fit_head else 0.0
+    free = USED_FRACTION * 60 * config.optim.minutes - measured.elapsed - head - reserved
+    epochs = max(0.0, round(free / (count * measured.train + 2 * held * measured.infer), 2))
+    epochs = min(epochs, MAX_BUDGET_EPOCHS) if epochs >= MIN_BUDGET_EPOCHS else 0.0
+    if not config.model.fit_head:
+        epochs = max(epochs, MIN_BUDGET_EPOCHS)
+    warmup, patience = min(config.schedule.warmup_epochs, epochs / 4), given.get("patience")
+    config = config.replace(epochs=epochs, warmup_epochs=warmup, patience=patience)
     line = (
         f"time: {config.optim.minutes:g} minutes, enough for {epochs:g} epochs at "
         f"{1000 * measured.train:.0f} ms per training photo"
     )
-    facts = {**plan.facts, "train_seconds": measured.train, "infer_seconds": measured.infer, "epochs": epochs}
-    return PhotoPlan(config, (*plan.lines, line), facts)
+    times = {"train_seconds": measured.train, "infer_seconds": measured.infer, "reserved_seconds": reserved}
+    return PhotoPlan(config, (*plan.lines, line), {**plan.facts, **times, "epochs": epochs})
 
 
 class _Fetching(SilentConsole):

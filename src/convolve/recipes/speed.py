@@ -1,11 +1,12 @@
 """Measure training and inference on a few photos, to plan a run within a time budget."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from convolve import device
@@ -19,11 +20,12 @@ from convolve.transfer.features import PASS, FeatureExtractor
 
 IMAGES = 16
 STEPS = 2
+INFERRED = 48
 
 
 @dataclass(frozen=True)
 class PhotoTime:
-    """Seconds to train on one photo and to compute its features, and those of the process before and after."""
+    """Seconds to train on one photo and to evaluate one, decoding included, and those since the process started."""
 
     train: float
     infer: float
@@ -31,7 +33,7 @@ class PhotoTime:
 
 
 def measure_photos(config: Config) -> PhotoTime:
-    """Time a few steps with batches of 16 photos, decoding included; the weights are random and thrown away."""
+    """Time a few steps with batches of 16 photos and a few forward passes; the weights are random and thrown away."""
     device.configure(config.run.threads)
     small = config.replace(batch_size=IMAGES, gradient_accumulation_count=1)
     data = open_data(small, SilentConsole())
@@ -44,11 +46,16 @@ def measure_photos(config: Config) -> PhotoTime:
     with _timed(data.device) as training:
         for _ in range(STEPS):
             train_step(state, next(batches), parts)
-    images = torch.zeros(PASS, *data.transform.shape[1:], 3, dtype=torch.uint8)
-    extractor.run_pass(images)
+    rows = np.arange(min(INFERRED, len(data.dataset.train)))
+    _consume(extractor.stream(data.dataset.train, rows[:PASS], "warm up"))
     with _timed(data.device) as inference:
-        extractor.run_pass(images)
-    return PhotoTime(training[0] / (STEPS * IMAGES), inference[0] / PASS, process_seconds())
+        _consume(extractor.stream(data.dataset.train, rows, "measure"))
+    return PhotoTime(training[0] / (STEPS * IMAGES), inference[0] / len(rows), process_seconds())
+
+
+def _consume(items: Iterable[object]) -> None:
+    for _ in items:
+        pass
 
 
 @contextmanager

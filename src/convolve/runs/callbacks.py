@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convolve.engine.callbacks import (
@@ -17,6 +20,7 @@ from convolve.engine.callbacks import (
 )
 from convolve.engine.loop import Callback
 from convolve.engine.stopping import EarlyStopCallback, TimeBudgetCallback
+from convolve.run_files import RECIPE_FILE
 
 if TYPE_CHECKING:
     from convolve.runs.session import Session
@@ -34,7 +38,7 @@ def build_callbacks(session: Session, log: LogCallback) -> list[Callback]:
         log,
     ]
     if config.optim.minutes is not None:
-        seconds = 60 * config.optim.minutes - session.reserved_seconds
+        seconds = 60 * config.optim.minutes - reserved_seconds(session.outputs.folder)
         callbacks.append(
             TimeBudgetCallback(seconds=seconds, elapsed=session.elapsed_seconds, parts=parts, logger=logger)
         )
@@ -48,6 +52,15 @@ def build_callbacks(session: Session, log: LogCallback) -> list[Callback]:
     if config.run.checkpoints:
         callbacks.append(_save(session, extra))
     return callbacks
+
+
+def reserved_seconds(folder: Path) -> float:
+    """Return the part of the time budget for what follows the last step, from the plan of the run; 0 without one."""
+    try:
+        seconds = float(json.loads((folder / RECIPE_FILE).read_text())["reserved_seconds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 def _validate(session: Session) -> ValidateCallback:

@@ -1,7 +1,11 @@
 """Start a run from a classifier fitted on the features of the frozen model (`--fit-head`).
 
-The fitted model is saved as the checkpoint of step 0 with its validation, so training keeps it unless it gets better. A
-run that was killed before that starts again: features are cached, and everything here is deterministic.
+The fitted model is saved as the checkpoint of step 0 with its validation, so training keeps it unless it gets better.
+Fine-tuning needs validation photos that the classifier has not seen. The result does not, if the classifier is the
+result: with an average of the weights (`--ema-decay`), the checkpoint of step 0 has a classifier fitted on training and
+validation photos in the place of the average. Training continues from the other one, also after a restore.
+
+A run that was killed before that starts again: features are cached, and everything here is deterministic.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from torch.nn import functional
 
 from convolve.engine.callbacks import validation_record
 from convolve.engine.metrics import EvalResult
+from convolve.engine.state import TrainState
 from convolve.engine.stopping import EarlyStopCallback
+from convolve.models.network import Network
 from convolve.run_files import checkpoint_name
 from convolve.transfer.features import FeatureExtractor, Features, find_classifier
 from convolve.transfer.head import Head, fit_head
@@ -24,10 +30,7 @@ if TYPE_CHECKING:
 
 
 def start_from_head(session: Session) -> EvalResult:
-    """Fit the classifier of a new run, validate it, and save it as the first and best checkpoint.
-
-    If nothing is trained after it, validation images are fitted too once they have been used to validate.
-    """
+    """Fit the classifier of a new run, validate it, and save it as the first and best checkpoint."""
     started = time.perf_counter()
     data, model, console = session.data, session.state.model, session.console
     dataset = data.dataset
@@ -40,24 +43,35 @@ def start_from_head(session: Session) -> EvalResult:
     fitted = time.perf_counter()
     head = fit_head(train.values, torch.from_numpy(train.labels), len(dataset.classes), console.progress)
     result = _score(head, held)
-    if session.span.total == 0 and dataset.validation is not None:
-        head = _fit_all(head, train, held, len(dataset.classes))
-    _, classifier = find_classifier(model)
-    with torch.no_grad():
-        classifier.weight.copy_(head.weight)
-        classifier.bias.copy_(head.bias)
-    averages = session.state.ema.tensors()
-    session.state.ema.restore({name: tensor for name, tensor in model.state_dict().items() if name in averages})
+    final = head if dataset.validation is None else _fit_all(head, train, held, len(dataset.classes))
+    _install(final, model)
+    restart_average(session.state)
+    if session.span.total:
+        _install(head, model)
     now = time.perf_counter()
     outputs = session.outputs
     outputs.emit("head", strength=head.strength, feature_seconds=fitted - started, fit_seconds=now - fitted)
     outputs.logger.valid(validation_record(checkpoint_name(0), 0, 0.0, result, now - started))
     _save(session, result)
+    restart_average(session.state)
     return result
 
 
+def restart_average(state: TrainState) -> None:
+    """Let the average of the weights start from the current ones."""
+    averages = state.ema.tensors()
+    state.ema.restore({name: tensor for name, tensor in state.model.state_dict().items() if name in averages})
+
+
+def _install(head: Head, model: Network) -> None:
+    _, classifier = find_classifier(model)
+    with torch.no_grad():
+        classifier.weight.copy_(head.weight)
+        classifier.bias.copy_(head.bias)
+
+
 def _fit_all(head: Head, train: Features, held: Features, classes: int) -> Head:
-    """Fit again on training and validation images: nothing is left to select."""
+    """Fit again on training and validation images."""
     labels = torch.cat([torch.from_numpy(features.labels) for features in (train, held)])
     return fit_head(torch.cat((train.values, held.values)), labels, classes, strength=head.strength)
 
@@ -79,6 +93,7 @@ def _save(session: Session, result: EvalResult) -> None:
         "best_accuracy": result.accuracy,
         "best_validation": figures,
         "best": True,
+        "averaged": bool(session.state.ema.tensors()),
         "early_stop": EarlyStopCallback.state_of(result),
         "seconds": 0.0,
         "elapsed_seconds": session.elapsed_seconds(),

@@ -56,7 +56,7 @@ from convolve.runs.clock import process_seconds
 from convolve.runs.figures import summary_figures
 from convolve.runs.finished import read_finished
 from convolve.runs.folder import create_run_dir, discard_failed_start, has_started, lock_run, read_config
-from convolve.runs.head import start_from_head
+from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.notices import report_data_wait, report_skipped_entries
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
@@ -94,7 +94,6 @@ class Session:
     stopped_early: str | None = None
     previous_seconds: float = 0.0
     previous_elapsed: float = 0.0
-    reserved_seconds: float = 0.0
     restored_step: int | None = None
     weights: dict[str, str | None] | None = None
 
@@ -103,6 +102,8 @@ class Session:
         store, console = self.outputs.store, self.console
         path, snapshot = store.newest(console.info)
         self.state.restore(snapshot)
+        if self.config.model.fit_head and self.state.step == 0:
+            restart_average(self.state)
         metadata = snapshot.state
         self.best = read_best(snapshot)
         self.early_stop = metadata.get("early_stop") or {}

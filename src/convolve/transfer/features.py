@@ -75,7 +75,7 @@ class FeatureExtractor:
         digests = [_digest(reader, row) for row in range(len(reader))]
         known = self._cache.load()
         missing = np.array([row for row, digest in enumerate(digests) if digest not in known], np.int64)
-        for computed, features in self._compute(reader, missing, task):
+        for computed, features in self.stream(reader, missing, task):
             found = [digests[row] for row in computed.tolist()]
             self._cache.append(found, features)
             known.update(zip(found, features, strict=True))
@@ -85,7 +85,7 @@ class FeatureExtractor:
             values[position] = known[digests[row]]
         return Features(torch.from_numpy(values), reader.labels[rows], rows)
 
-    def _compute(self, reader: Reader, rows: Indices, task: str) -> Iterator[tuple[Indices, FeatureArray]]:
+    def stream(self, reader: Reader, rows: Indices, task: str) -> Iterator[tuple[Indices, FeatureArray]]:
         """Yield the rows that could be read, with their features; images are decoded in advance by threads."""
         data = self._data
         options = decoding_options(data.options, len(reader))

@@ -1,21 +1,28 @@
 """The recipe for folders of photos: what it chooses, and that a stopped run continues with the same bits."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from convolve.checkpoint.store import find_best
+from convolve.checkpoint.store import find_best, load
 from convolve.config import ModelConfig
 from convolve.errors import ConfigError, DataError
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
-from convolve.recipes.photos import find_photos, plan_photos, run_name, train_photos
+from convolve.recipes.photos import PhotoPlan, find_photos, plan_photos, run_name, train_photos
+from convolve.recipes.speed import PhotoTime
 from convolve.run_files import CHECKPOINTS_FOLDER, RECIPE_FILE, VALIDATION_FILE
+from convolve.runs.callbacks import reserved_seconds
 from convolve.runs.load import load_trained
 from convolve.runs.results import TrainReport
 from convolve.runs.session import resume
@@ -166,3 +173,113 @@ def test_rare_classes_are_weighted_unless_an_option_says_otherwise(photos: Path)
 
     assert weights() == ("auto",)
     assert weights(class_weights="none") == weights(sampler="balanced") == ("none",)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend a speed, for plans that do not depend on this machine."""
+    speed = PhotoTime(train=0.25, infer=0.125, elapsed=10.0)
+    monkeypatch.setattr("convolve.recipes.photos.measure_photos", lambda config: speed)
+
+
+def plan(photos: Path, given: dict[str, Any]) -> PhotoPlan:
+    found = find_photos(photos, SilentConsole())
+    assert found is not None
+    return plan_photos(photos, found, given, SilentConsole())
+
+
+@pytest.mark.parametrize("minutes", [1, 3, 10])
+def test_plan_uses_its_budget_with_time_reserved_for_the_end(
+    photos: Path, weights: Path, tmp_path: Path, measured: None, minutes: float
+) -> None:
+    given = options(tmp_path, weights, minutes=minutes, epochs=None)
+    chosen = plan(photos, given)
+    config, reserved = chosen.config, chosen.to_json()["reserved_seconds"]
+    assert config.optim.epochs is not None and reserved > 2 * 12 * 0.125
+    found = find_photos(photos, SilentConsole())
+    assert found is not None and found.validation is not None
+    train, held = len(found.train), len(found.validation)
+    epoch = train * 0.25 + 2 * held * 0.125
+    total = 10 + (train + held) * 0.125 + config.optim.epochs * epoch + reserved
+    assert 0.85 * 60 * minutes < total < 60 * minutes
+    assert config.optim.patience is None and config.schedule.warmup_epochs <= config.optim.epochs / 4
+
+
+def test_patience_is_kept_within_a_budget_if_it_is_given(
+    photos: Path, weights: Path, tmp_path: Path, measured: None
+) -> None:
+    assert plan(photos, options(tmp_path, weights, minutes=3, epochs=None, patience=2)).config.optim.patience == 2
+
+
+def test_budget_that_is_too_short_leaves_only_the_classifier(
+    photos: Path, weights: Path, tmp_path: Path, measured: None
+) -> None:
+    assert plan(photos, options(tmp_path, weights, minutes=0.2, epochs=None)).config.optim.epochs == 0
+
+
+def test_run_with_a_budget_resumes_with_the_same_bits(
+    photos: Path, weights: Path, tmp_path: Path, measured: None
+) -> None:
+    given = {"minutes": 0.75, "epochs": None}
+    train(photos, options(tmp_path / "whole", weights, **given))
+    with pytest.raises(KeyboardInterrupt):
+        train(photos, options(tmp_path / "killed", weights, **given), KillingConsole("train", 8))
+    assert reserved_seconds(tmp_path / "killed") > 0
+    resume(tmp_path / "killed", SilentConsole())
+    assert weights_hash(tmp_path / "killed") == weights_hash(tmp_path / "whole")
+
+
+def test_classifier_that_stays_the_best_is_the_one_of_all_photos(photos: Path, weights: Path, tmp_path: Path) -> None:
+    """Fine-tuning ruins the model; the result must equal that of a run without fine-tuning."""
+    train(photos, options(tmp_path / "tuned", weights, learning_rate=0.05, clip_norm=1.0))
+    train(photos, options(tmp_path / "head", weights, epochs=0, validation_fraction=0.15))
+    tuned, head = (
+        load_trained(tmp_path / name / CHECKPOINTS_FOLDER / "step-000000000").model.state_dict()
+        for name in ("tuned", "head")
+    )
+    assert [name for name in head if not torch.equal(tuned[name], head[name])] == []
+
+
+def test_fine_tuning_continues_from_the_classifier_of_training_photos(
+    photos: Path, weights: Path, tmp_path: Path
+) -> None:
+    """A validation photo must not reach the weights or their average, neither at first nor after a restore."""
+    train(photos, options(tmp_path / "run", weights))
+    first = load(tmp_path / "run" / CHECKPOINTS_FOLDER / "step-000000000").tensors
+    name = next(name for name in first["model"] if name.startswith("fc.") and name.endswith("weight"))
+    assert not torch.equal(first["model"][name], first["averages"][name])
+
+
+def test_reserved_time_of_a_damaged_plan_is_zero(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"reserved_seconds": "x"}', '{"reserved_seconds": 1e999}', "{}"):
+        (tmp_path / RECIPE_FILE).write_text(text)
+        assert reserved_seconds(tmp_path) == 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from convolve.loggers.base import SilentConsole
+from convolve.recipes.photos import train_photos
+
+class Console(SilentConsole):
+    def progress(self, task, done, total, /):
+        if task.startswith(sys.argv[1]) and done >= int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train_photos(Path(sys.argv[3]), eval(sys.argv[4]), Console())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task, after", [("features of training", 1), ("fit the classifier", 2), ("train", 8)])
+def test_run_ended_by_sigkill_resumes_with_the_same_bits(
+    photos: Path, weights: Path, tmp_path: Path, task: str, after: int
+) -> None:
+    train(photos, options(tmp_path / "whole", weights))
+    given = repr({**options(tmp_path, weights), "run_dir": str(tmp_path / "killed")})
+    environment = {**os.environ, "CONVOLVE_CACHE": str(tmp_path / "empty")}
+    command = [sys.executable, "-c", KILLED, task, str(after), str(photos), given]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    resume(tmp_path / "killed", SilentConsole())
+    assert weights_hash(tmp_path / "killed") == weights_hash(tmp_path / "whole")

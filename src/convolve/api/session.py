@@ -13,7 +13,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -51,11 +51,14 @@ def session() -> Iterator[None]:
 
 @contextmanager
 def training() -> Iterator[None]:
-    """Reject a second training in this process while the block runs."""
+    """Reject a second training in this process while the block runs. Time budgets count from its start."""
+    from convolve.runs.clock import count_from_now
+
     if not _training.acquire(blocking=False):
         raise ConfigError("train: another run is in progress in this process; wait for it, or use another process")
     try:
-        yield
+        with nullcontext() if _in_command.get() else count_from_now():
+            yield
     finally:
         _training.release()
 

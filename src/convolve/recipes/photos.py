@@ -4,10 +4,9 @@ With pretrained weights: fit a classifier on the features of the frozen model, t
 validation improves; the better of the two is the result. Without them: train from random weights with more epochs and
 stronger augmentation. Explicit options have priority over every choice.
 
-The classifier fits every training photo, because a photo has more features than there are photos. So fine-tuning has no
-label smoothing: in this situation it makes the model fit exact probabilities of training photos, as a regression would,
-which ruins it for others within an epoch. The learning rate is low, and gradients are clipped: with fixed statistics,
-norms multiply channels of little variance by up to 50, so a few photos could change much.
+The classifier fits every training photo, because a photo has more features than there are photos. Label smoothing then
+costs accuracy, in the classifier alone as well as in fine-tuning, so there is none. The learning rate is low, and
+gradients are clipped.
 
 The plan is a config. It depends on the photos, the options and, with `--minutes`, on one measurement at the start. It
 is stored in config.yml and recipe.json and does not change afterwards, so a resumed run has the same bits.
@@ -48,7 +47,7 @@ FINE_TUNING = {
     "patience": 4,
     "warmup_epochs": 1.0,
 }
-# Of the default models. Their first blocks take half of the time of a backward pass and hardly change.
+# Of the default models, whose first blocks stay as they are.
 LITE = {"block_survival_prob": 0.9, "freeze_until": "features/4"}
 FROM_SCRATCH = {
     "model": "resnet18",

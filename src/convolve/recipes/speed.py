@@ -15,7 +15,7 @@ from convolve.distributed.collectives import SingleProcess
 from convolve.engine.build import build, build_numerics, open_data, run_span
 from convolve.engine.step import train_step
 from convolve.loggers.base import SilentConsole
-from convolve.runs.clock import process_seconds
+from convolve.runs.clock import elapsed_seconds
 from convolve.transfer.features import PASS, FeatureExtractor
 
 IMAGES = 16
@@ -50,7 +50,7 @@ def measure_photos(config: Config) -> PhotoTime:
     _consume(extractor.stream(data.dataset.train, rows[:PASS], "warm up"))
     with _timed(data.device) as inference:
         _consume(extractor.stream(data.dataset.train, rows, "measure"))
-    return PhotoTime(training[0] / (STEPS * IMAGES), inference[0] / len(rows), process_seconds())
+    return PhotoTime(training[0] / (STEPS * IMAGES), inference[0] / len(rows), elapsed_seconds())
 
 
 def _consume(items: Iterable[object]) -> None:

@@ -52,7 +52,7 @@ from convolve.optim.schedules import RunSpan, explain_warmup
 from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes, continue_config, fit_processes
-from convolve.runs.clock import process_seconds
+from convolve.runs.clock import elapsed_seconds
 from convolve.runs.figures import summary_figures
 from convolve.runs.finished import read_finished
 from convolve.runs.folder import create_run_dir, discard_failed_start, has_started, lock_run, read_config
@@ -167,7 +167,7 @@ class Session:
 
     def elapsed_seconds(self) -> float:
         """Return the time of all processes of this run so far, from the start of each."""
-        return self.previous_elapsed + process_seconds()
+        return self.previous_elapsed + elapsed_seconds()
 
     def _end(self) -> int:
         """Return the position at which the run ends; a run that stopped early is complete."""

@@ -59,7 +59,9 @@ class Parser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_args(argv)
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown[:1]
+            flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            if not flags:
+                self.error(f"unexpected argument {unknown[0]}; omit it, or write an option such as --epochs before it")
             self.error("; ".join(f"unknown option {flag}; {suggest(flag, known)}" for flag in flags))
         load_user_code(namespace)
         return namespace

@@ -206,20 +206,31 @@ def resolve_entry(entries: Mapping[str, NamedConfig], name: str | None, given: M
 
 def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, name: str = "custom") -> Config:
     """Return a checked config of flat values; raise for the first broken rule."""
+    config = _build_unchecked(values, origins or {}, name)
+    check(config)
+    return config
+
+
+def read_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as values of their types, for example of the words of a command line."""
+    values = _build_unchecked(options, {}, "options").values()
+    return {field_name(key): values[field_name(key)] for key in options}
+
+
+def _build_unchecked(values: Mapping[str, Any], origins: Mapping[str, str], name: str) -> Config:
+    """Return a config whose values have the right types and ranges; rules about several options are not checked."""
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for key, value in values.items():
         option = field_name(key)
-        _require_known(option, (origins or {}).get(key, "options"))
+        _require_known(option, origins.get(key, "options"))
         if isinstance(value, int | float) and abs(value) >= _LARGEST_NUMBER:
             raise ConfigError(f"--{flag_name(option)} {value}: must be a number of at most 64 bits")
         sections[SECTION_OF[option]][option] = value
     try:
         checked: dict[str, Any] = {key: SECTIONS[key](**section) for key, section in sections.items()}
-        config = Config(name=name, **checked)
+        return Config(name=name, **checked)
     except ValidationError as error:
-        raise ConfigError(_first_error(error, origins or {})) from None
-    check(config)
-    return config
+        raise ConfigError(_first_error(error, origins)) from None
 
 
 def read_config(source: str | Path, name: str | None, options: Mapping[str, Any]) -> Config:

@@ -22,7 +22,7 @@ from typing import Any
 from convolve import device
 from convolve.checkpoint.pretrained import adopt_weights
 from convolve.config import Config
-from convolve.config.loading import resolve
+from convolve.config.loading import read_values, resolve
 from convolve.data.dataset import Dataset, Reader
 from convolve.data.lookup import infer_entry
 from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
@@ -100,23 +100,27 @@ class PhotoPlan:
 def find_photos(folder: Path, console: Console) -> Dataset[Reader] | None:
     """Return the photos in a folder by class; None if it contains a known data set, such as MNIST."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a folder with one folder of photos for each class")
+        problem = "is a file" if folder.is_file() else "no such folder"
+        raise DataError(f"{folder}: {problem}; give a folder with one folder of photos for each class")
     if infer_entry(folder) is not None:
         return None
     photos = open_images(folder, str(folder), console.progress)
     if photos is None:
+        classes = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        if len(classes) == 1 and classes[0] not in ("train", "val", "test"):
+            raise DataError(f"{folder}: has photos of one class only ({classes[0]}); add a folder for another class")
         raise DataError(f"{folder}: no photos by class in it; looked for {SUPPORTED_LAYOUTS}")
     return photos
 
 
 def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any], console: Console) -> PhotoPlan:
     """Choose the options of a run on photos; `options` are explicit ones."""
-    given = {**options, "data_dir": folder}
+    given = {**read_values(options), "data_dir": folder}
     if "sampler" not in given and suggest_class_weights(photos.train.labels) == "auto":
         given.setdefault("class_weights", "auto")
     has_test = photos.test_name == "test"
     count = len(photos.train)
-    if has_test and photos.validation is None and given.get("epochs") not in (0, "0"):
+    if has_test and photos.validation is None and given.get("epochs") != 0:
         given.setdefault("validation_fraction", VALIDATION_FRACTION)
         count = round(count * (1 - given["validation_fraction"]))
     plan = _fine_tune(given, count, console) if _wants_weights(given) else None

@@ -207,6 +207,15 @@ def test_plan_uses_its_budget_with_time_reserved_for_the_end(
     assert config.optim.patience is None and config.schedule.warmup_epochs <= config.optim.epochs / 4
 
 
+def test_options_may_be_words_of_a_command_line(photos: Path) -> None:
+    words = {"weights": "none", "epochs": "2", "validation_fraction": "0.25", "batch_size": "4"}
+    config = plan(photos, words).config
+    assert (config.optim.epochs, config.data.validation_fraction, config.optim.batch_size) == (2, 0.25, 4)
+    for option, word in (("epochs", "ten"), ("batch_size", "0"), ("validation_fraction", "2")):
+        with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} {word}: must be"):
+            plan(photos, {**words, option: word})
+
+
 def test_patience_is_kept_within_a_budget_if_it_is_given(
     photos: Path, weights: Path, tmp_path: Path, measured: None
 ) -> None:

@@ -23,8 +23,9 @@ from convolve.checkpoint.manifest import encode_manifest
 from convolve.checkpoint.pretrained import read_weights
 from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.checkpoint.store import load
-from convolve.config.loading import build, parse, parse_yaml, read_yaml, resolve
+from convolve.config.loading import build, parse, resolve
 from convolve.config.schema import SECTION_OF
+from convolve.config.yaml_text import parse_yaml, read_yaml
 from convolve.data.catalog import CIFAR10
 from convolve.data.image_io import read_image
 from convolve.data.readers.cifar import read_fields

@@ -14,10 +14,11 @@ from convolve.compat.combinations import split_options
 from convolve.compat.options import RENAMED, REPLACED, translate
 from convolve.compat.refused import REFUSED
 from convolve.config import loading
-from convolve.config.loading import METADATA_KEYS, NamedConfig, Resolved, field_name, read_entry, read_yaml
+from convolve.config.loading import METADATA_KEYS, NamedConfig, Resolved, field_name, read_entry
 from convolve.config.schema import SECTION_OF, fields
 from convolve.config.section import normalize_choice
 from convolve.config.spelling import canonical
+from convolve.config.yaml_text import read_yaml
 from convolve.errors import ConfigError
 
 _LISTS = {name for _, name, info in fields() if get_origin(info.annotation) is tuple}

@@ -11,7 +11,7 @@ import torch
 
 from convolve import __version__, device
 from convolve.checkpoint.store import choose_checkpoint, load
-from convolve.config.loading import parse_yaml
+from convolve.config.yaml_text import parse_yaml
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
 from convolve.engine.user_code import NO_USER_CODE, UserCode

@@ -20,7 +20,7 @@ from convolve.config.effects import reject_ineffective
 from convolve.config.rules import check
 from convolve.config.schema import SECTION_OF, SECTIONS, Config
 from convolve.config.spelling import canonical
-from convolve.config.yaml_text import parse_yaml, read_yaml
+from convolve.config.yaml_text import MAX_ITEMS, parse_yaml, read_yaml
 from convolve.errors import ConfigError, suggest
 from convolve.files import open_run_file
 
@@ -39,7 +39,6 @@ RENAMED = {"init_path": "weights"}
 # What runs did before an option existed, if that is not its default.
 _BEFORE = {"split_rule": "name"}
 
-_MAX_ITEMS = 1000
 _LARGEST_NUMBER = 2**64
 METADATA_KEYS = ("base", "summary", "also", "published-on")
 
@@ -113,8 +112,8 @@ def _require_flat(key: str, value: Any, origin: str) -> None:
     nested = isinstance(value, dict) or (
         isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
     )
-    if nested or (isinstance(value, list) and len(value) > _MAX_ITEMS):
-        raise ConfigError(f"{origin}: {flag_name(key)}: must be a value or a list of at most {_MAX_ITEMS} values")
+    if nested or (isinstance(value, list) and len(value) > MAX_ITEMS):
+        raise ConfigError(f"{origin}: {flag_name(key)}: must be a value or a list of at most {MAX_ITEMS} values")
 
 
 @cache

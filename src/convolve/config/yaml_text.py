@@ -15,7 +15,7 @@ from convolve.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 _MAX_DIGITS = 64
-_MAX_ITEMS = 1000
+MAX_ITEMS = 1000
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -63,8 +63,8 @@ class _AliasLoader(_StrictLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
-        if len(node.value) > _MAX_ITEMS:
-            raise ConfigError(f"line {node.start_mark.line + 1}: more than {_MAX_ITEMS} merged keys; merge fewer")
+        if len(node.value) > MAX_ITEMS:
+            raise ConfigError(f"line {node.start_mark.line + 1}: more than {MAX_ITEMS} merged keys; merge fewer")
 
 
 def parse_yaml(text: str, origin: str, *, aliases: bool = False) -> dict[str, Any]:

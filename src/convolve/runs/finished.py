@@ -34,7 +34,8 @@ def _is_complete(state: dict[str, object], config: Config) -> bool:
     if state.get("stopped_early"):
         return True
     samples, epoch = state["samples"], state["samples_per_epoch"]
-    assert isinstance(samples, int) and isinstance(epoch, int), "positions are numbers of samples"
+    if not isinstance(samples, int) or not isinstance(epoch, int) or epoch < 1:
+        return False  # restoring it says what is wrong
     return samples >= run_samples(config, epoch)
 
 

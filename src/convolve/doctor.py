@@ -13,6 +13,7 @@ from convolve.loggers.base import Console
 EXTRAS = {
     "logs": ("tensorboard", "wandb"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
+    "openvino": ("onnx", "onnxruntime", "onnxscript", "openvino"),
     "hub": ("huggingface_hub",),
     "serve": ("starlette", "uvicorn", "httptools"),
 }

@@ -13,7 +13,7 @@ import yaml
 
 from convolve.checkpoint import convert
 from convolve.checkpoint.weights_table import WEIGHTS, WebSource, WheelSource
-from convolve.config import loading
+from convolve.config import yaml_text
 from convolve.data.catalog import CATALOG
 from convolve.directory import private_folder
 
@@ -47,7 +47,7 @@ PICKLING_PLACES = {"src/convolve/api/ranks.py": ("pickle",)}
 PLAIN_SCRIPT = "benchmarks/photo_baseline.py"
 ONE_PLACE = {
     "torch.load": "src/convolve/checkpoint/convert.py",
-    "yaml.load": "src/convolve/config/loading.py",
+    "yaml.load": "src/convolve/config/yaml_text.py",
     "torch.export.load": "src/convolve/inference/formats.py",
     "aoti_load_package": "src/convolve/inference/formats.py",
 }
@@ -142,8 +142,8 @@ def test_exports_are_opened_only_after_writing_them_or_by_a_call_that_names_the_
 
 
 def test_yaml_is_read_by_a_safe_loader_only() -> None:
-    assert issubclass(loading._StrictLoader, yaml.SafeLoader)
-    assert not issubclass(loading._StrictLoader, yaml.FullLoader)
+    assert issubclass(yaml_text._StrictLoader, yaml.SafeLoader)
+    assert not issubclass(yaml_text._StrictLoader, yaml.FullLoader)
 
 
 def test_every_file_that_can_be_downloaded_has_a_published_checksum() -> None:

@@ -5,7 +5,9 @@ next upload gets a new child.
 """
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -33,7 +35,7 @@ class DecoderPool:
     def start(self) -> None:
         """Start the children now, so the first uploads do not wait for them."""
         for _ in range(self._count):
-            self._threads.submit(lambda: self._sandbox().start())
+            self._threads.submit(self._start)
 
     def submit(self, request: DecodeRequest) -> "Future[Images | RequestError]":
         """Decode an image. An error is returned, not raised: the other images of a request may be fine."""
@@ -46,11 +48,16 @@ class DecoderPool:
             sandbox.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _start(self) -> None:
+        with self._open_sandbox() as sandbox:
+            sandbox.start()
+
     def _decode(self, request: DecodeRequest) -> Images | RequestError:
         if self._closed:
             return RequestError(503, "shutting down")
         try:
-            pixels = np.frombuffer(self._sandbox().call(request.pack()), np.uint8)
+            with self._open_sandbox() as sandbox:
+                pixels = np.frombuffer(sandbox.call(request.pack()), np.uint8)
         except ImageTooLargeError as error:
             return RequestError(413, str(error))
         except DataError as error:
@@ -59,9 +66,15 @@ class DecoderPool:
             return RequestError(413, f"{request.name}: cannot decode ({error.problem})")
         return pixels.reshape(request.spec.height, request.spec.width, request.spec.channels)
 
-    def _sandbox(self) -> Sandbox:
+    @contextmanager
+    def _open_sandbox(self) -> Iterator[Sandbox]:
+        """Yield the sandbox of this thread; end a child that it started while the pool was being closed."""
         sandbox: Sandbox | None = getattr(self._local, "sandbox", None)
         if sandbox is None:
             sandbox = self._local.sandbox = Sandbox("convolve.inference.preprocess:decode_input", LIMITS)
             self._sandboxes.append(sandbox)
-        return sandbox
+        try:
+            yield sandbox
+        finally:
+            if self._closed:
+                sandbox.close()

@@ -79,8 +79,14 @@ class Sandbox:
             self.close()
             raise
 
+    def kill(self) -> None:
+        """Kill the child, if one runs, from any thread; a call in another thread then raises SandboxError."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
-        """Kill the child, if one runs."""
+        """Kill the child, if one runs, and close its pipes; no call may be in progress in another thread."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

@@ -5,9 +5,7 @@ next upload gets a new child.
 """
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -42,22 +40,23 @@ class DecoderPool:
         return self._threads.submit(self._decode, request)
 
     def close(self) -> None:
-        """Kill the children, so a thread that waits for one ends."""
+        """Kill the children, so a thread that waits for one ends, and wait for the threads."""
         self._closed = True
         for sandbox in self._sandboxes:
+            sandbox.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for sandbox in self._sandboxes:
             sandbox.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        with self._open_sandbox() as sandbox:
-            sandbox.start()
+        if not self._closed:
+            self._sandbox().start()
 
     def _decode(self, request: DecodeRequest) -> Images | RequestError:
         if self._closed:
             return RequestError(503, "shutting down")
         try:
-            with self._open_sandbox() as sandbox:
-                pixels = np.frombuffer(sandbox.call(request.pack()), np.uint8)
+            pixels = np.frombuffer(self._sandbox().call(request.pack()), np.uint8)
         except ImageTooLargeError as error:
             return RequestError(413, str(error))
         except DataError as error:
@@ -66,15 +65,9 @@ class DecoderPool:
             return RequestError(413, f"{request.name}: cannot decode ({error.problem})")
         return pixels.reshape(request.spec.height, request.spec.width, request.spec.channels)
 
-    @contextmanager
-    def _open_sandbox(self) -> Iterator[Sandbox]:
-        """Yield the sandbox of this thread; end a child that it started while the pool was being closed."""
+    def _sandbox(self) -> Sandbox:
         sandbox: Sandbox | None = getattr(self._local, "sandbox", None)
         if sandbox is None:
             sandbox = self._local.sandbox = Sandbox("convolve.inference.preprocess:decode_input", LIMITS)
             self._sandboxes.append(sandbox)
-        try:
-            yield sandbox
-        finally:
-            if self._closed:
-                sandbox.close()
+        return sandbox

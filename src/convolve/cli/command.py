@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
             if not flags:
-                self.error(f"unexpected argument {unknown[0]}; omit it, or write an option such as --epochs before it")
+                self.error(f"unexpected argument {unknown[0]}; omit it")
             self.error("; ".join(f"unknown option {flag}; {suggest(flag, known)}" for flag in flags))
         load_user_code(namespace)
         return namespace

@@ -27,7 +27,7 @@ CASES = [
     ("data prepare a b --shard-samples 0", "--shard-samples 0: must be 1 to 1000000"),
     ("data prepare a b --format zip", "convolve data: argument --format: invalid choice: 'zip'"),
     ("describe --grap x.svg", "convolve describe: unknown option --grap; did you mean --graph"),
-    ("describe lenet5 more", "convolve describe: unknown option more"),
+    ("describe lenet5 more", "convolve describe: unexpected argument more"),
     ("doctor --jsn", "convolve doctor: unknown option --jsn; did you mean --json"),
     ("export", "convolve export: the following arguments are required: run"),
     ("launch", "launch: missing command; write it after `--`: `convolve launch --hosts a,b -- train ...`"),

@@ -1,7 +1,8 @@
 """Flip single bits during training: which of them `--verify-steps` finds, and what the others do. Also its cost.
 
     python benchmarks/bit_flips.py           2,000 flips, a fourth each in weights, moments, gradients and activations
-    python benchmarks/bit_flips.py --cost    CPU time with and without verification, alternating step by step
+    python benchmarks/bit_flips.py --cost    CPU time with and without verification, alternating step by step: median
+                                             of the ratios of rounds of 100 steps
 
 A flip hits a random bit of a random element at a random moment: weights and moments between two updates, a gradient
 after its backward pass, an activation between two layers. Each trial starts from the same state after 40 steps of LeNet
@@ -13,6 +14,7 @@ not finite. The seed makes everything reproducible; each trial has other micro b
 import argparse
 import json
 import math
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -32,7 +34,7 @@ from convolve.engine.build import build, build_numerics, open_data, run_span
 from convolve.engine.callbacks import evaluate_state
 from convolve.engine.loop import fit
 from convolve.engine.step import train_step
-from convolve.engine.verification import StepVerification, is_chosen
+from convolve.engine.verification import RECOMPUTED_EVERY, StepVerification, is_chosen
 from convolve.errors import CorruptionError
 from convolve.loggers.base import SilentConsole
 from convolve.rng import generator
@@ -165,20 +167,23 @@ def _damage(lab: Lab, weights: dict[str, Tensor], loss: float) -> str:
     return "small" if abs(now - loss) < SMALL else "visible"
 
 
-def measure_cost(steps: int, **options: object) -> float:
-    """Return the ratio of CPU times with and without verification, which alternate step by step."""
+def measure_cost(rounds: int, **options: object) -> list[float]:
+    """Return the ratio of CPU times with and without verification in each round; both alternate step by step."""
+    ratios = []
     with tempfile.TemporaryDirectory() as folder:
         labs = [Lab(Path(folder), verify=verify, **options) for verify in (False, True)]
         for lab in labs:
             lab.parts.verification.record(lab.state)
-        seconds = [0.0, 0.0]
-        for number in range(steps):
-            for which in (0, 1) if number % 2 else (1, 0):
-                lab = labs[which]
-                start = time.process_time()
-                train_step(lab.state, lab.batches[number % TRIAL], lab.parts)
-                seconds[which] += time.process_time() - start
-    return seconds[1] / seconds[0]
+        for _ in range(rounds):
+            seconds = [0.0, 0.0]
+            for number in range(RECOMPUTED_EVERY):
+                for which in (0, 1) if number % 2 else (1, 0):
+                    lab = labs[which]
+                    start = time.process_time()
+                    train_step(lab.state, lab.batches[number % TRIAL], lab.parts)
+                    seconds[which] += time.process_time() - start
+            ratios.append(seconds[1] / seconds[0])
+    return ratios
 
 
 def main() -> None:
@@ -186,13 +191,16 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true", help="measure the CPU time instead")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of 100 steps whose cost is measured")
     parser.add_argument("--model", default="lenet-bn", help="model whose cost is measured")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.cost:
-        ratio = measure_cost(options.steps, model=options.model)
-        print(f"{options.model}: CPU time with --verify-steps / without: {ratio:.4f} ({options.steps} steps each)")
+        ratios = measure_cost(options.rounds, model=options.model)
+        print(
+            f"{options.model}: CPU time with --verify-steps / without: {statistics.median(ratios):.4f}, median of "
+            f"{options.rounds} rounds of {RECOMPUTED_EVERY} steps, {min(ratios):.4f} to {max(ratios):.4f}"
+        )
         return
     outcomes = run_trials(options.flips, options.seed)
     print(f"{'kind':12}" + "".join(f"{outcome:>12}" for outcome in OUTCOMES))

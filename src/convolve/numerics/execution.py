@@ -17,7 +17,7 @@ from convolve.numerics.emulator import CastBoundary, Emulator, NullObserver, Obs
 from convolve.numerics.formats import FP32
 from convolve.numerics.op_location import OpTracker, PassTrace
 from convolve.numerics.policy import Policy
-from convolve.numerics.rounding import Grid, round_, rounded
+from convolve.numerics.rounding import Grid, round_without_flags_, rounded
 from convolve.rng import hash_key
 
 NORM_MODULES = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -113,7 +113,7 @@ class RoundedWeights:
         """Round to the master format, to nearest."""
         if self.policy.master is not FP32:
             for _, parameter in self._in_16_bits():
-                round_(parameter.data, self.policy.master_grid)
+                round_without_flags_(parameter.data, self.policy.master_grid)
 
     def round_updated_(self, optimizer: torch.optim.Optimizer, seed: int, step: int) -> None:
         """Round weights and optimizer state to the master format, with the rounding of the policy."""
@@ -121,14 +121,14 @@ class RoundedWeights:
             return
         grid = self.policy.master_grid
         for name, parameter in self._in_16_bits():
-            round_(parameter.data, grid, self._key(seed, step, name))
+            round_without_flags_(parameter.data, grid, self._key(seed, step, name))
             for slot, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and slot not in SECOND_MOMENTS and value.dtype == torch.float32:
-                    round_(value, grid, self._key(seed, step, f"{name}.{slot}"))
+                    round_without_flags_(value, grid, self._key(seed, step, f"{name}.{slot}"))
         if self.policy.half_norm_statistics:
             for buffer in self.model.buffers():
                 if buffer.dtype == torch.float32:
-                    round_(buffer, grid)
+                    round_without_flags_(buffer, grid)
 
     def compute_copies(self, grid: Grid, key: int | None) -> list[tuple[nn.Parameter, Tensor]]:
         """Return rounded copies to compute with if the master weights are fp32, otherwise nothing."""

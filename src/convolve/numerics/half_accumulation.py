@@ -1,16 +1,20 @@
 """Convolutions and matrix products with a 16-bit accumulator, as in hardware with half partials.
 
 The arithmetic: a dot product of length K is cut into chunks of 16 consecutive products. The products of a chunk are
-summed in double precision (a product of two 16-bit numbers has at most 22 significant bits). The sum is added to the
-accumulator, and the accumulator is rounded to the 16-bit grid, once for each chunk:
+added to the accumulator one by one in fp32, and then the accumulator is rounded to the 16-bit grid:
 
     acc = 0
-    for each chunk:  acc = round16(acc + sum of a_i * b_i over the chunk)
+    for each chunk:  for each of its products:  acc = acc + a_i * b_i
+                     acc = round16(acc)
+    result = acc + 0                                   -0 becomes 0
 
-A bias is added last and rounded separately. The order of products is input channel, row, column of the kernel (for
-gradients of weights: sample, row, column of the image). To round a double to 16 bits only once, it first becomes the
-adjacent float32 whose last bit is odd, unless it is a float32 already. This cannot create a tie (round to odd).
-Convolutions are unfolded into matrix products, so this is exact and slow.
+Operands are 16-bit numbers, so a product of two fp16 numbers is exact in fp32. A bias is added last and rounded
+separately. The order of products is row and column of the kernel, input channel (for gradients of inputs: row and
+column of the rotated kernel, output channel; for gradients of weights: row and column of the output, sample).
+Stochastic rounding takes the key of chunk i from `hash_key(key, i)` and counts elements in channels-last memory.
+
+This depends on neither the batch nor the number of threads. A native kernel computes it (`kernels/half_partials.py`);
+the form in torch operations has the same bits and is slow.
 """
 
 from collections.abc import Sequence
@@ -19,21 +23,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from convolve.numerics.rounding import Grid, round_
+from convolve.kernels import half_partials
+from convolve.kernels.half_partials import CHUNK, Accumulator, GradientKeys, Window
+from convolve.numerics.formats import BF16
+from convolve.numerics.rounding import Grid, round_, rounded
 from convolve.rng import hash_key
-
-CHUNK = 16
 
 
 def multiply(a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor:
     """Return the matrix product of a (M x K) and b (K x N) with a 16-bit accumulator."""
-    acc = a.new_zeros(a.shape[0], b.shape[1])
-    left, right = a.double(), b.double()
-    for number, start in enumerate(range(0, a.shape[1], CHUNK)):
-        stop = start + CHUNK
-        acc = _to_odd(acc.double() + left[:, start:stop] @ right[start:stop])
-        round_(acc, grid, None if key is None else hash_key(key, number))
-    return acc
+    accumulator, window = _accumulator(grid), Window((1, 1), (0, 0), (1, 1), 1)
+    x, weight = a[:, :, None, None], b.t()[:, :, None, None]
+    if half_partials.can_run(accumulator, x, weight):
+        return half_partials.convolve(x, weight, window, accumulator, key).view(len(a), -1)
+    return accumulate(a, b, grid, key)
 
 
 def multiply_add(bias: Tensor, a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor:
@@ -43,95 +46,114 @@ def multiply_add(bias: Tensor, a: Tensor, b: Tensor, grid: Grid, key: int | None
     return acc
 
 
-def _to_odd(exact: Tensor) -> Tensor:
-    near = exact.float()
-    error = exact - near.double()
-    word = near.view(torch.int32)
-    away = (error > 0) == (near > 0)
-    moved = word + torch.where(away, 1, -1).to(torch.int32)
-    inexact = (error != 0) & ((word & 1) == 0) & near.isfinite() & (near != 0)
-    return torch.where(inexact, moved, word).view(torch.float32)
+def accumulate(a: Tensor, b: Tensor, grid: Grid, key: int | None = None) -> Tensor:
+    """Multiply rows a (... x K) by matrices b (... x K x N) with torch operations; leading dimensions broadcast."""
+    a, b = rounded(a, grid), rounded(b, grid)
+    acc = a.new_zeros(*a.shape[:-1], 1) + b.new_zeros(*b.shape[:-2], b.shape[-1])
+    for start in range(0, a.shape[-1], CHUNK):
+        for k in range(start, min(start + CHUNK, a.shape[-1])):
+            acc += a[..., k, None] * b[..., k, :]
+        round_(acc, grid, None if key is None else hash_key(key, start // CHUNK))
+    return acc + 0.0
+
+
+def _accumulator(grid: Grid) -> Accumulator:
+    return Accumulator(grid.format is BF16, grid.saturate)
 
 
 class Convolution:
-    """A convolution as matrix products: output and gradients."""
+    """A convolution with a 16-bit accumulator: output and gradients."""
 
     def __init__(
         self, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, grid: Grid
     ) -> None:
-        self.stride, self.padding, self.dilation = tuple(stride), tuple(padding), tuple(dilation)
-        self.groups = groups
+        self.window = Window(stride, padding, dilation, groups)
         self.grid = grid
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, key: int | None) -> Tensor:
-        outputs = []
-        for number, (part, kernel) in enumerate(zip(self._split(x), weight.chunk(self.groups), strict=True)):
-            columns = self._columns(part, kernel)
-            group_key = None if key is None else hash_key(key, number)
-            outputs.append(multiply(columns, kernel.flatten(1).t(), self.grid, group_key))
-        flat = torch.cat(outputs, 1)
+        accumulator = _accumulator(self.grid)
+        if half_partials.can_run(accumulator, x, weight):
+            out = half_partials.convolve(x, weight, self.window, accumulator, key)
+        else:
+            out = self._forward_with_torch(x, weight, key)
         if bias is not None:
-            flat = flat + bias
-            round_(flat, self.grid, None if key is None else hash_key(key, "bias"))
-        return self._image(flat, x, self._size(x, weight))
+            out = out + bias[:, None, None]
+            round_(out, self.grid, None if key is None else hash_key(key, "bias"))
+        return _in_layout_of(x, out)
 
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, output_mask: Sequence[bool], key: int | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients of input, weight and bias; `output_mask` selects them."""
-        to_input = self._input_gradient(grad, x, weight, key) if output_mask[0] else None
-        to_weight = self._weight_gradient(grad, x, weight, key) if output_mask[1] else None
-        return to_input, to_weight, grad.sum((0, 2, 3)) if output_mask[2] else None
+        accumulator = _accumulator(self.grid)
+        keys = GradientKeys(*(None if key is None else hash_key(key, name) for name in GradientKeys._fields))
+        to_input: Tensor | None
+        to_weight: Tensor | None
+        if half_partials.can_run(accumulator, grad, x, weight):
+            to_input, to_weight = half_partials.differentiate(
+                grad, (x, weight), self.window, accumulator, keys, output_mask[:2]
+            )
+        else:
+            to_input = self._input_gradient(grad, x, weight, keys.input) if output_mask[0] else None
+            to_weight = self._weight_gradient(grad, x, weight, keys.weight) if output_mask[1] else None
+        return (
+            None if to_input is None else _in_layout_of(x, to_input),
+            None if to_weight is None else _in_layout_of(weight, to_weight),
+            grad.sum((0, 2, 3)) if output_mask[2] else None,
+        )
 
-    def _weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor, key: int | None) -> Tensor:
-        parts = []
-        groups = zip(self._split(grad), self._split(x), weight.chunk(self.groups), strict=True)
-        for number, (g, part, kernel) in enumerate(groups):
-            rows = g.permute(1, 0, 2, 3).flatten(1)
-            group_key = None if key is None else hash_key(key, "weight", number)
-            parts.append(multiply(rows, self._columns(part, kernel), self.grid, group_key).view(kernel.shape))
-        return torch.cat(parts)
+    def _forward_with_torch(self, x: Tensor, weight: Tensor, key: int | None) -> Tensor:
+        taps = self._by_group(weight).permute(0, 3, 2, 1).flatten(1, 2)
+        flat = accumulate(
+            self._columns(x, weight).permute(0, 4, 1, 3, 2).flatten(3).flatten(0, 1), taps, self.grid, key
+        )
+        return _as_image(flat.flatten(1), len(x), self.window.output_size(x, weight))
 
     def _input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor, key: int | None) -> Tensor:
-        """Correlate the gradient, dilated by the stride, with the flipped kernel."""
-        outputs = []
-        for number, (g, kernel) in enumerate(zip(self._split(grad), weight.chunk(self.groups), strict=True)):
-            dilated = self._dilate(g, x.shape[2:], kernel.shape[2:])
-            columns = functional.unfold(dilated, tuple(kernel.shape[2:]), dilation=self.dilation)
-            flipped = kernel.flip(2, 3).transpose(0, 1).flatten(1)
-            group_key = None if key is None else hash_key(key, "input", number)
-            rows = columns.transpose(1, 2).reshape(-1, columns.shape[1])
-            outputs.append(multiply(rows, flipped.t(), self.grid, group_key))
-        return self._image(torch.cat(outputs, 1), x, tuple(x.shape[2:]))
+        """Correlate the gradient, dilated by the stride, with the rotated kernel."""
+        groups, kernel = self.window.groups, tuple(weight.shape[2:])
+        dilated = self._dilate(grad, x.shape[2:], kernel)
+        columns = functional.unfold(dilated, kernel, dilation=tuple(self.window.dilation))
+        columns = columns.view(len(x), groups, len(weight) // groups, -1, columns.shape[-1])
+        taps = self._by_group(weight.flip(2, 3)).permute(0, 3, 1, 2).flatten(1, 2)
+        flat = accumulate(columns.permute(0, 4, 1, 3, 2).flatten(3).flatten(0, 1), taps, self.grid, key)
+        return _as_image(flat.flatten(1), len(x), x.shape[2:])
+
+    def _weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor, key: int | None) -> Tensor:
+        groups = self.window.groups
+        rows = grad.flatten(2).view(len(x), groups, len(weight) // groups, -1).permute(1, 2, 3, 0).flatten(2)
+        columns = self._columns(x, weight).permute(1, 4, 0, 3, 2).flatten(3).flatten(1, 2)
+        flat = accumulate(rows, columns[:, None], self.grid, key)
+        return _as_image(flat.view(-1, weight.shape[1]), len(weight), weight.shape[2:])
 
     def _dilate(self, g: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
-        rows, columns = ((g.shape[2 + d] - 1) * self.stride[d] + 1 for d in (0, 1))
+        stride, padding, dilation, _ = self.window
+        rows, columns = ((g.shape[2 + d] - 1) * stride[d] + 1 for d in (0, 1))
         dilated = g.new_zeros(g.shape[0], g.shape[1], rows, columns)
-        dilated[:, :, :: self.stride[0], :: self.stride[1]] = g
+        dilated[:, :, :: stride[0], :: stride[1]] = g
         pads: list[int] = []
         for d, length in ((1, columns), (0, rows)):
-            reach = self.dilation[d] * (kernel[d] - 1)
-            before = reach - self.padding[d]
+            reach = dilation[d] * (kernel[d] - 1)
+            before = reach - padding[d]
             pads += [before, size[d] + reach - length - before]
         return functional.pad(dilated, pads)
 
-    def _split(self, x: Tensor) -> Sequence[Tensor]:
-        return x.chunk(self.groups, 1)
-
     def _columns(self, x: Tensor, weight: Tensor) -> Tensor:
-        size = tuple(weight.shape[2:])
-        columns = functional.unfold(x, size, dilation=self.dilation, padding=self.padding, stride=self.stride)
-        return columns.transpose(1, 2).reshape(-1, columns.shape[1])
+        """Return the pixels that meet the kernel: sample, group, channel, tap, pixel of the output."""
+        stride, padding, dilation, groups = self.window
+        columns = functional.unfold(x, tuple(weight.shape[2:]), tuple(dilation), tuple(padding), tuple(stride))
+        return columns.view(len(x), groups, weight.shape[1], -1, columns.shape[-1])
 
-    def _size(self, x: Tensor, weight: Tensor) -> tuple[int, int]:
-        height, width = (
-            (x.shape[2 + d] + 2 * self.padding[d] - self.dilation[d] * (weight.shape[2 + d] - 1) - 1) // self.stride[d]
-            + 1
-            for d in (0, 1)
-        )
-        return height, width
+    def _by_group(self, weight: Tensor) -> Tensor:
+        """Return the weight as group, output channel, input channel, tap."""
+        return weight.reshape(self.window.groups, -1, weight.shape[1], weight[0, 0].numel())
 
-    def _image(self, flat: Tensor, like: Tensor, size: Sequence[int]) -> Tensor:
-        image = flat.view(like.shape[0], size[0], size[1], -1).permute(0, 3, 1, 2)
-        channels_last = like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
-        return image if channels_last else image.contiguous()
+
+def _as_image(flat: Tensor, images: int, size: Sequence[int]) -> Tensor:
+    """Return values in channels-last memory as an image."""
+    return flat.view(images, size[0], size[1], -1).permute(0, 3, 1, 2)
+
+
+def _in_layout_of(like: Tensor, image: Tensor) -> Tensor:
+    channels_last = like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
+    return image if channels_last else image.contiguous()

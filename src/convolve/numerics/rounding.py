@@ -8,6 +8,7 @@ others. Stochastic rounding takes its random bits from a hash of a 64-bit key an
 with a and b the low and high half of the key, all modulo 2^32 (a grows by 0x85EBCA6B for every 2^32 elements).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
 
@@ -41,16 +42,25 @@ class Grid:
 
 def round_(x: Tensor, grid: Grid, key: int | None = None) -> int:
     """Round a float32 tensor in place, to nearest even or stochastically with a 64-bit key. Return `Flags`."""
+    return _round(x, grid, key, round_with_torch_)
+
+
+def round_without_flags_(x: Tensor, grid: Grid, key: int | None = None) -> None:
+    """Round as `round_`, but never wait for a device."""
+    _round(x, grid, key, _round_on_device_)
+
+
+def _round(x: Tensor, grid: Grid, key: int | None, with_torch: Callable[[Tensor, Grid, int | None], int]) -> int:
     if x.numel() == 0:
         return 0
     if not _is_dense(x):
         dense = x.clone(memory_format=torch.contiguous_format)
-        flags = round_(dense, grid, key)
+        flags = _round(dense, grid, key, with_torch)
         x.copy_(dense)
         return flags
     native = rounding.load() if x.device.type == "cpu" and x.dtype == torch.float32 else None
     if native is None:
-        return round_with_torch_(x, grid, key)
+        return with_torch(x, grid, key)
     kind = _KINDS[grid.format, key is not None]
     return native.round_(x, kind, clamped=grid.saturate, key=key or 0)
 
@@ -64,13 +74,23 @@ def rounded(x: Tensor, grid: Grid, key: int | None = None) -> Tensor:
 
 def round_with_torch_(x: Tensor, grid: Grid, key: int | None = None) -> int:
     """Round a dense tensor with torch operations, for devices and machines without the native kernel."""
+    return _flags(*_round_words(x, grid, key))
+
+
+def _round_on_device_(x: Tensor, grid: Grid, key: int | None) -> int:
+    _round_words(x, grid, key)
+    return 0
+
+
+def _round_words(x: Tensor, grid: Grid, key: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Round in place; return which values left the range, are NaN and are infinite."""
     flat = _in_memory_order(x)
     word = flat.view(torch.int32)
     sign = word & -0x80000000
     m = word & 0x7FFFFFFF
     nan, infinite = m > _INFINITY, m == _INFINITY
     if grid.format is FP32:
-        return _flags(torch.zeros_like(nan), nan, infinite)
+        return torch.zeros_like(nan), nan, infinite
     largest = {FP16: 0x477FE000, BF16: 0x7F7F0000}[grid.format]
     r = _nearest(m, grid.format) if key is None else _stochastic(m, grid.format, key)
     # Only a NaN can overflow the 31 bits; it is restored below.
@@ -79,7 +99,7 @@ def round_with_torch_(x: Tensor, grid: Grid, key: int | None = None) -> int:
     r = torch.where(over, largest if grid.saturate else _INFINITY, r)
     r = torch.where(nan, m, r)
     flat.copy_((r | sign).view(torch.float32))
-    return _flags(out_of_range, nan, infinite)
+    return out_of_range, nan, infinite
 
 
 def _is_dense(x: Tensor) -> bool:

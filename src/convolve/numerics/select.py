@@ -53,15 +53,16 @@ def select_numerics(config: PrecisionConfig, target: torch.device, *, watched: b
     missing = _not_native(policy, watched)
     if config.numerics == "native":
         return _force_native(policy, missing, target)
-    if policy.stochastic:
-        missing.append("stochastic rounding")
+    if policy.device_model is not None:
+        reason = f"--device-model {policy.device_model.name} is emulated exactly; {rounding.describe()}"
+        return NumericsChoice(policy, "emulated", reason)
     if missing:
         return NumericsChoice(
             policy, "emulated", f"no native kernel supports {', '.join(missing)}; {rounding.describe()}"
         )
     worthwhile, reason = _check_native(policy, target)
     if worthwhile:
-        return NumericsChoice(policy, "native", reason)
+        return NumericsChoice(policy, "native", reason + _explain_differences(policy))
     return NumericsChoice(policy, "emulated", f"{reason}; {rounding.describe()}")
 
 
@@ -77,7 +78,6 @@ def build_execution(choice: NumericsChoice, target: torch.device, observer: Obse
 def _not_native(policy: Policy, watched: bool) -> list[str]:
     """Return the features of a policy that native kernels do not support."""
     features = {
-        "half partials": policy.half_partials,
         "saturation": policy.saturate,
         "floating-point exceptions": policy.exceptions,
         "layers that stay in fp32": bool(policy.force_fp32),
@@ -86,6 +86,16 @@ def _not_native(policy: Policy, watched: bool) -> list[str]:
         "dumps and surveys": watched,
     }
     return [name for name, used in features.items() if used]
+
+
+def _explain_differences(policy: Policy) -> str:
+    """Name what native kernels compute otherwise than the policy says; empty if they differ in nothing."""
+    differences = ["half partials (sums are fp32)"] if policy.half_partials else []
+    if policy.stochastic and policy.master is FP32:
+        differences.append("stochastic rounding")
+    elif policy.stochastic:
+        differences.append("stochastic rounding of activations and gradients (that of weights is computed)")
+    return f"; not emulated: {', '.join(differences)}" if differences else ""
 
 
 def _force_native(policy: Policy, missing: list[str], target: torch.device) -> NumericsChoice:
@@ -98,10 +108,7 @@ def _force_native(policy: Policy, missing: list[str], target: torch.device) -> N
         raise DeviceError(
             f"--numerics native: {policy.compute.name} kernels do not work on this CPU; use --numerics emulated"
         )
-    reason = "as requested"
-    if policy.stochastic:
-        reason += "; computation rounds to nearest, only weight updates round stochastically"
-    return NumericsChoice(policy, "native", reason)
+    return NumericsChoice(policy, "native", "as requested" + _explain_differences(policy))
 
 
 def _runs_natively(policy: Policy) -> bool:
@@ -110,10 +117,14 @@ def _runs_natively(policy: Policy) -> bool:
 
 
 def _check_native(policy: Policy, target: torch.device) -> tuple[bool, str]:
-    """Return whether native kernels work and are no slower than fp32, measured in a child process, and the reason."""
+    """Return whether native kernels work and are no slower than fp32, and the reason.
+
+    Accelerators declare it. A CPU that has the instructions is measured in a child process.
+    """
     name = policy.compute.name
-    if target.type != "cpu":
-        return True, f"{target.type} has {name} kernels"
+    declared = device.has_16_bit_arithmetic(target, name)
+    if declared is not None:
+        return declared, f"{_name(target)} has {'' if declared else 'no '}{name} arithmetic"
     if not _runs_natively(policy):
         return False, f"{name} kernels do not work on this CPU"
     limited, dtypes = device.ISA_LIMIT in os.environ, (DTYPE_NAMES[name], "float32")
@@ -122,6 +133,10 @@ def _check_native(policy: Policy, target: torch.device) -> tuple[bool, str]:
         if half < full:
             return False, f"{name} {operation} runs at {half / full:.2f} times the speed of fp32 on this CPU"
     return True, f"{name} kernels work and are no slower than fp32 on this CPU"
+
+
+def _name(target: torch.device) -> str:
+    return "this CPU" if target.type == "cpu" else target.type
 
 
 def apply_kernels(config: Config, model: nn.Module, choice: NumericsChoice | None = None) -> list[str]:

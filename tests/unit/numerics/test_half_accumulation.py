@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from convolve.numerics.formats import BF16, FP16
-from convolve.numerics.half_accumulation import CHUNK, Convolution, multiply, multiply_add
+from convolve.numerics.formats import BF16, FP16, FP32
+from convolve.numerics.half_accumulation import CHUNK, Convolution, accumulate, multiply, multiply_add
 from convolve.numerics.rounding import Grid, rounded
 
 
@@ -29,8 +29,9 @@ def round_exactly(value, target):
 def dot_exactly(a, b, target):
     acc = Fraction(0)
     for start in range(0, len(a), CHUNK):
-        chunk = zip(a[start : start + CHUNK], b[start : start + CHUNK], strict=True)
-        acc = round_exactly(acc + sum(Fraction(x) * Fraction(y) for x, y in chunk), target)
+        for x, y in zip(a[start : start + CHUNK], b[start : start + CHUNK], strict=True):
+            acc = round_exactly(acc + Fraction(x) * Fraction(y), FP32)
+        acc = round_exactly(acc, target)
     return float(acc)
 
 
@@ -39,7 +40,8 @@ def dot_exactly(a, b, target):
 def test_a_dot_product_equals_the_exact_reference(target, scale):
     draw = torch.Generator().manual_seed(3)
     a, b = (rounded(torch.randn(*shape, generator=draw) * scale, Grid(target)) for shape in ((5, 83), (83, 4)))
-    result = multiply(a, b, Grid(target))
+    result = accumulate(a, b, Grid(target))
+    assert torch.equal(result, multiply(a, b, Grid(target)))
     for row in range(5):
         for column in range(4):
             assert result[row, column].item() == dot_exactly(a[row].tolist(), b[:, column].tolist(), target)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from convolve import device
 from convolve.config import PrecisionConfig
 from convolve.errors import ConfigError, DeviceError
 from convolve.kernels import build
@@ -86,8 +87,10 @@ def test_a_broken_mix_list_is_named(tmp_path, text, message):
 
 def test_the_choice_comes_with_its_reason():
     assert select_numerics(PrecisionConfig(), CPU).execution == "plain"
-    stochastic = select_numerics(PrecisionConfig(precision="16.16"), CPU)
-    assert stochastic.execution == "emulated" and "stochastic rounding" in str(stochastic)
+    modeled = select_numerics(PrecisionConfig(device_model="ipu-mk2"), CPU)
+    assert modeled.execution == "emulated" and "--device-model ipu-mk2 is emulated exactly" in str(modeled)
+    saturating = select_numerics(PrecisionConfig(precision="16.16", saturate_on_overflow=True), CPU)
+    assert saturating.execution == "emulated" and "no native kernel supports saturation;" in str(saturating)
     requested = select_numerics(PrecisionConfig(precision="16.32", numerics="emulated"), CPU)
     assert requested.execution == "emulated" and "as requested" in requested.reason
     watched = select_numerics(PrecisionConfig(fp_exceptions=True), CPU)
@@ -95,7 +98,7 @@ def test_the_choice_comes_with_its_reason():
 
 
 def test_native_numerics_that_are_impossible_are_rejected():
-    with pytest.raises(DeviceError, match="no native kernel supports half partials, saturation"):
+    with pytest.raises(DeviceError, match="no native kernel supports saturation; use"):
         select_numerics(
             PrecisionConfig(precision="16.32", numerics="native", enable_half_partials=True, saturate_on_overflow=True),
             CPU,
@@ -114,10 +117,9 @@ def test_auto_gives_the_reason_from_the_probe(tmp_path, monkeypatch, works, spee
     """The results of the probe are read from its cache file, as on another machine."""
     from dataclasses import asdict
 
-    from convolve import device
-
     monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path))
     monkeypatch.delenv(device.ISA_LIMIT, raising=False)
+    monkeypatch.setattr(device, "cpu_flags", lambda: {"avx512_bf16"})
     results = {}
     for operation in ("matmul", "convolution"):
         for kind, speed in (("bfloat16", speeds[0]), ("float32", speeds[1])):
@@ -127,6 +129,27 @@ def test_auto_gives_the_reason_from_the_probe(tmp_path, monkeypatch, works, spee
     choice = select_numerics(PrecisionConfig(precision="16.32", half_type="bf16"), CPU)
     assert choice.execution == execution
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"precision": "16.32"}, "as requested"),
+        ({"precision": "16.32", "enable_half_partials": True}, "; not emulated: half partials (sums are fp32)"),
+        ({"precision": "16.32", "stochastic_rounding": True}, "; not emulated: stochastic rounding"),
+        ({"precision": "16.16"}, "of activations and gradients (that of weights is computed)"),
+    ],
+)
+def test_a_native_choice_names_what_it_does_not_emulate(options, difference):
+    choice = select_numerics(PrecisionConfig(numerics="native", **options), torch.device("meta"))
+    assert choice.execution == "native" and choice.reason.endswith(difference)
+
+
+def test_a_cpu_without_the_instructions_is_not_measured(monkeypatch):
+    monkeypatch.setattr(device, "cpu_flags", lambda: {"avx2"})
+    monkeypatch.setattr(device, "probe", lambda *_, **__: pytest.fail("measured"))
+    choice = select_numerics(PrecisionConfig(precision="16.16"), CPU)
+    assert choice.execution == "emulated" and choice.reason.startswith("this CPU has no fp16 arithmetic; rounding")
 
 
 def test_the_choice_names_the_reason_for_rounding_without_native_code(monkeypatch):

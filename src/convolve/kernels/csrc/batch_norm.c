@@ -17,7 +17,7 @@
  *
  * The shift is the mean of the block before; in the first block of a group, that of its first FIRST_LINES lines. It is a
  * mean of m values of the channel (or of a constant fraction of m), so m (s - mean)^2 is at most n variance: what d
- * cancels is bounded for all blocks together by a multiple of n variance, whatever the values are. The same holds in
+ * cancels is bounded for all blocks together by a multiple of n variance, for any values. The same holds in
  * double for x0, with m = 1. So the relative error of the variance is a small multiple of the float rounding, and no
  * single value can increase it.
  *

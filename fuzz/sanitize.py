@@ -14,18 +14,29 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 WIDTHS = (4, 8, 16)
 SANITIZERS = {"address,undefined": "libasan.so", "thread": "libtsan.so"}
-KERNELS = ("depthwise", "winograd", "conv-pool", "batch-norm", "resize", "rounding", "jpeg")
+KERNELS = (
+    "depthwise",
+    "winograd",
+    "conv-pool",
+    "batch-norm",
+    "resize",
+    "rounding",
+    "checksum",
+    "half-partials",
+    "jpeg",
+)
 THREADS = 3
 COMPILE_SECONDS = 600.0
 
 
-def run_shapes(sanitizer: str, width: int, shapes: int) -> None:
-    """Run every kernel on random shapes in this process, which has the sanitizer's library loaded."""
+def run_shapes(sanitizer: str, width: int, shapes: int, kernels: Sequence[str]) -> None:
+    """Run kernels on random shapes in this process, which has the sanitizer's library loaded."""
     from convolve.kernels import build
 
     flags = ("-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-DLANES={width}")
@@ -42,7 +53,7 @@ def run_shapes(sanitizer: str, width: int, shapes: int) -> None:
     # Torch itself uses one thread; its own barriers are invisible to ThreadSanitizer.
     torch.set_num_threads(1)
     torch.get_num_threads = lambda: THREADS
-    for name in KERNELS:
+    for name in kernels:
         draw = random.Random(f"{name} {width}")
         for _ in range(shapes):
             targets.attempt(targets.TARGETS[name], draw.randbytes(draw.randint(1, 3000)))
@@ -55,7 +66,9 @@ def find_library(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def start(sanitizer: str, width: int, shapes: int) -> subprocess.CompletedProcess[str]:
+def start(
+    sanitizer: str, width: int, shapes: int, kernels: Sequence[str] = KERNELS
+) -> subprocess.CompletedProcess[str]:
     """Run the shapes in a process with the sanitizer."""
     # The sanitizer looks for exceptions of C++ at its start.
     libraries = [find_library(name) for name in (SANITIZERS[sanitizer], "libstdc++.so")]
@@ -69,6 +82,7 @@ def start(sanitizer: str, width: int, shapes: int) -> subprocess.CompletedProces
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, __file__, "--child", sanitizer, "--width", str(width), "--shapes", str(shapes)]
+        command += ["--kernels", *kernels]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -76,16 +90,17 @@ def main() -> int:
     """Run all combinations, and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=int, default=300, help="random shapes of each kernel (default 300)")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS, help="all by default")
     parser.add_argument("--child", choices=SANITIZERS, help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        run_shapes(options.child, options.width, options.shapes)
+        run_shapes(options.child, options.width, options.shapes, options.kernels)
         return 0
     failed = 0
     for sanitizer in SANITIZERS:
         for width in WIDTHS:
-            done = start(sanitizer, width, options.shapes)
+            done = start(sanitizer, width, options.shapes, options.kernels)
             failed += bool(done.returncode)
             print(f"{sanitizer:18} width {width:2}: {'failed' if done.returncode else 'ok'}", flush=True)
             if done.returncode:

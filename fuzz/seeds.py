@@ -24,6 +24,9 @@ from cifar_files import old_pickle  # noqa: E402
 from convolve.checkpoint.manifest import encode_manifest  # noqa: E402
 from convolve.config.loading import dump, resolve  # noqa: E402
 from convolve.data.readers.mnist import pack_idx  # noqa: E402
+from convolve.data.transforms.normalize import Transform  # noqa: E402
+from convolve.inference.metadata import ModelMetadata  # noqa: E402
+from mat_files import pack_meta  # noqa: E402
 from record_files import imagenet_example, write_records  # noqa: E402
 from targets import checkpoint_files, scratch  # noqa: E402
 
@@ -43,6 +46,7 @@ yours:
   base: mine
   epochs: 3
 """
+METADATA = ModelMetadata("lenet5", ("a", "b"), Transform(28, 28, (0.5,), (0.25,)), "digit", 3, "0.2")
 EVENTS = [
     {"kind": "start", "model": "lenet5"},
     {"kind": "survey", "step": 3, "format": "fp16", "limits": [-24, -14, 15], "layers": {"conv1": [[-3, 4], [2, 1]]}},
@@ -109,7 +113,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
         {"conv.weight": torch.arange(24.0).reshape(2, 3, 4), "conv.bias": torch.ones(2)},
     )
     numbers = bytes(range(1, 200, 3))
-    native = ("depthwise", "winograd", "conv-pool", "batch-norm", "resize", "rounding")
+    native = ("depthwise", "winograd", "conv-pool", "batch-norm", "resize", "rounding", "checksum", "half-partials")
     return {
         "idx-images": {"two": pack_idx(PIXELS)},
         "idx-labels": {"three": pack_idx(np.array([1, 2, 3], np.uint8))},
@@ -126,6 +130,8 @@ def seeds() -> dict[str, dict[str, bytes]]:
         "tfrecord": {"two": pack_records()},
         "example": {"imagenet": imagenet_example(b"image", 1)},
         "raw-store": {"four": pack_array(np.zeros((4, 3, 2, 3), np.uint8))},
+        "labels": {"three": b"file,label,split\na.jpg,cat,train\nb.jpg,dog,train\nc,cat,test\n"},
+        "synsets": {name: pack_meta({1: "n01", 2: "n02"}, compressed=name == "packed") for name in ("packed", "plain")},
         "boxes": {"two": b"file,x,y,w,h\na.jpg,0,0,0.5,1\nb.jpg,0.1,0.2,0.3,0.4\n"},
         "image": {kind.lower(): encode_image(COLORS, kind) for kind in FORMATS}
         | {"progressive": encode_image(COLORS, "JPEG", progressive=True)},
@@ -136,6 +142,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
         "safetensors": {"two": save(weights)},
         "manifest": {"valid": encode_manifest(files)},
         "state": {"valid": files["state.json"]},
+        "metadata": {"digits": METADATA.to_json().encode()},
         "events": {"three": "".join(json.dumps(event) + "\n" for event in EVENTS).encode()},
         "table": {"two": b"step,epoch,loss\n1,0.5,2.25\n2,1.0,1.75\n"},
         "http-body": http_bodies(),

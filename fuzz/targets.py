@@ -27,14 +27,30 @@ from convolve.data.image_io import decode_image
 from convolve.data.readers import records
 from convolve.data.readers.cifar import read_fields
 from convolve.data.readers.image_folder import read_boxes
+from convolve.data.readers.label_file import read_label_file
+from convolve.data.readers.mat_file import read_synsets
 from convolve.data.readers.mnist import read_images, read_labels, read_npz
 from convolve.data.readers.raw_store import open_raw
 from convolve.data.readers.tar_members import locate_samples
 from convolve.errors import ConvolveError
-from convolve.kernels import batch_norm, conv_pool, depthwise, jpeg, resize, rounding, winograd
+from convolve.inference.metadata import ModelMetadata
+from convolve.kernels import (
+    batch_norm,
+    checksum,
+    conv_pool,
+    depthwise,
+    half_partials,
+    jpeg,
+    resize,
+    rounding,
+    winograd,
+)
 from convolve.kernels.binding import Kernel
 from convolve.loggers.files import read_points
+from convolve.numerics.formats import BF16, FP16
+from convolve.numerics.half_accumulation import Convolution
 from convolve.numerics.policy import read_mix_list
+from convolve.numerics.rounding import Grid
 from convolve.report.numerics_section import read_numerics
 from convolve.serving.requests import Limits, PredictOptions, parse_uploads
 from record_files import write_records
@@ -275,6 +291,34 @@ def run_rounding(data: bytes) -> None:
         kernel.round_(values, kind, clamped=clamped, key=key)
 
 
+def run_checksum(data: bytes) -> None:
+    """Compare the checksums of blocks of any length with Python's sums."""
+    draw, words = Numbers(data), np.frombuffer(data[: len(data) // 4 * 4], np.uint32)
+    blocks = np.split(words, sorted(draw.integer(0, len(words)) for _ in range(draw.integer(0, 20))))
+    sums = checksum.bind(blocks)()
+    assert sums.tolist() == [sum(block.tolist()) % 2**32 for block in blocks]
+
+
+def run_half_partials(data: bytes) -> None:
+    """Run a convolution with half partials and its gradients."""
+    draw = Numbers(data)
+    grid, groups = Grid((FP16, BF16)[draw.integer(0, 1)], bool(draw.integer(0, 1))), draw.integer(1, 3)
+    stride, padding, dilation = ([draw.integer(low, 3) for _ in "hw"] for low in (1, 0, 1))
+    channels, outputs = (groups * draw.integer(1, 40) for _ in "xy")
+    x = draw.tensor(draw.integer(0, 3), channels, draw.integer(1, 9), draw.integer(1, 9))
+    weight = draw.tensor(outputs, channels // groups, draw.integer(1, 4), draw.integer(1, 4))
+    height, width = half_partials.Window(stride, padding, dilation, groups).output_size(x, weight)
+    if min(height, width) < 1 or not isinstance(half_partials.load(grid.format is BF16), Kernel):
+        return
+    convolution, key = Convolution(stride, padding, dilation, groups, grid), draw.integer(0, 1) or None
+    y = convolution.forward(x, weight, None, key)
+    assert y.shape == (len(x), outputs, height, width)
+    gradients = convolution.backward(y, x, weight, (True, True, False), key)
+    assert all(
+        found is not None and found.shape == like.shape for found, like in zip(gradients, (x, weight), strict=False)
+    )
+
+
 def run_jpeg(path: Path) -> None:
     """Read a file as a JPEG in native code, with a good file next to it and with little memory."""
     good = path.with_name("good.jpg")
@@ -294,6 +338,8 @@ TARGETS: dict[str, Target] = {
     "tfrecord": read_as("train-00000-of-00001", lambda path: records.read_records(path, limit=LIMIT)),
     "example": read_example,
     "raw-store": read_raw_store,
+    "labels": read_as("labels.csv", read_label_file),
+    "synsets": read_as("meta.mat", read_synsets),
     "boxes": read_as("boxes.csv", read_boxes),
     "image": lambda data: decode_image(data, "image", channels=3, largest=MOST_PIXELS),
     "config": read_config_file,
@@ -303,6 +349,7 @@ TARGETS: dict[str, Target] = {
     "safetensors": read_as("x.safetensors", read_weights),
     "manifest": read_manifest,
     "state": read_state,
+    "metadata": lambda data: ModelMetadata.from_json(data.decode("utf-8", "replace"), "model.onnx"),
     "events": read_as("events.jsonl", read_numerics),
     "table": read_as("training.csv", lambda path: read_points(path, "loss")),
     "http-body": read_http_body,
@@ -313,6 +360,8 @@ TARGETS: dict[str, Target] = {
     "batch-norm": run_batch_norm,
     "resize": run_resize,
     "rounding": run_rounding,
+    "checksum": run_checksum,
+    "half-partials": run_half_partials,
     "jpeg": read_as("x.jpg", run_jpeg),
 }
 

@@ -9,7 +9,8 @@ Item = TypeVar("Item")
 
 BITS, LINE, EITHER = "equal bits", "one clear line", "equal bits or one clear line"
 PROMISED = {
-    "SIGKILL, one process": (200, BITS),
+    "SIGKILL, one process": (150, BITS),
+    "SIGKILL during a save": (50, BITS),
     "SIGKILL, 2 replicas": (50, BITS),
     "SIGKILL, 2 stages": (50, BITS),
     "SIGKILL of the command": (3, BITS),

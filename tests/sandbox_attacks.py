@@ -62,6 +62,13 @@ def connect(payload: bytes) -> bytes:
     return b"connected"
 
 
+def send_datagram(payload: bytes) -> bytes:
+    host, port = payload.decode().split(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        connection.sendto(b"mark", (host, int(port)))
+    return b"sent"
+
+
 def run_program(payload: bytes) -> bytes:
     return subprocess.run(payload.decode().split(), capture_output=True, check=True).stdout
 

@@ -13,7 +13,7 @@ from mutations import mutate
 from targets import TARGETS, attempt, remove_scratch
 
 FUZZ = Path(__file__).parents[2] / "fuzz"
-ROUNDS = 700 if "FAULTS_COMPLETE" in os.environ else 12
+ROUNDS = 640 if "FAULTS_COMPLETE" in os.environ else 12
 SEEDS = {target: [path.read_bytes() for path in sorted((FUZZ / "corpus" / target).iterdir())] for target in TARGETS}
 
 

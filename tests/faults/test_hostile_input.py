@@ -14,11 +14,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
 from cifar_files import old_pickle, write_python
+from convolve.alignment.align import AlignPlan, compare_runs
 from convolve.checkpoint.manifest import encode_manifest
 from convolve.checkpoint.pretrained import read_weights
 from convolve.checkpoint.snapshot import Snapshot, encode
@@ -28,8 +29,10 @@ from convolve.config.schema import SECTION_OF
 from convolve.config.yaml_text import parse_yaml, read_yaml
 from convolve.data.catalog import CIFAR10
 from convolve.data.image_io import read_image
+from convolve.data.readers.annotations import index_annotated
 from convolve.data.readers.cifar import read_fields
 from convolve.data.readers.detect import open_images
+from convolve.data.readers.label_file import index_rows, read_label_file
 from convolve.data.readers.records import read_records
 from convolve.data.readers.tar_members import locate_samples
 from convolve.directory import open_regular, read_regular
@@ -54,15 +57,16 @@ EXAMPLES = 300 if "FAULTS_COMPLETE" in os.environ else 15
 FUZZ = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 HUGE = [float("inf"), float("-inf"), float("nan"), 1e308, 2**63, 10**60, -1, -(2**70), 0, 5e-324]
 WRONG = [*HUGE, None, True, "", "x" * 3000, "\0", "\ud800", [], {}, [[]], {"a": [1]}, [None, 1], [1e308] * 3]
+SOME = WRONG if "FAULTS_COMPLETE" in os.environ else WRONG[::5]
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 @pytest.fixture(autouse=True)
 def alarm():
-    """Raise in a test that hangs."""
+    """Fail a test that hangs, by an exception that no reader catches."""
 
     def ring(number, frame):
-        raise TimeoutError("it hangs")
+        pytest.fail("it hangs")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.alarm(120)
@@ -358,6 +362,24 @@ def test_a_made_up_file_of_boxes_is_one_line(row, photos, tmp_path):
     accepts(lambda: open_images(root, "x", ignore_progress))
 
 
+@pytest.mark.parametrize("name", [".", "./", "x" * 5000, "a\0b", "/etc/passwd", "../a.jpg", "a/../../b.jpg", '"'])
+def test_a_made_up_file_in_a_table_of_labels_is_one_line(name, tmp_path):
+    root = tmp_path / "photos"
+    root.mkdir()
+    (tmp_path / "photos.jpg").write_bytes(b"outside")
+    (root / "labels.csv").write_text(f"file,label\n{name},cat\n")
+    assert not accepts(lambda: index_rows(read_label_file(root / "labels.csv"), ""))
+
+
+@pytest.mark.parametrize("row", ["a," + "b" * 200_000, "a", 'a,"b'])
+def test_a_made_up_table_of_validation_classes_is_one_line(row, tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "a.JPEG").write_bytes(b"x")
+    path = tmp_path / "LOC_val_solution.csv"
+    path.write_text(f"ImageId,PredictionString\n{row}\n")
+    accepts(lambda: index_annotated(tmp_path, tmp_path / "val", path, ("b",)))
+
+
 # Checkpoints
 
 
@@ -433,6 +455,43 @@ def test_a_made_up_file_of_a_run_is_skipped_or_one_line_in_its_report(name, cont
     accepts(lambda: report([tmp_path / "run"], SilentConsole()))
 
 
+@pytest.mark.parametrize("key", ["test_accuracy", "test_samples", "skipped_steps", None])
+def test_no_value_in_the_summary_of_a_run_is_an_internal_error_of_a_comparison(key, run, tmp_path):
+    copy_run(run, tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = {**json.loads(path.read_text()), "test_accuracy": 0.5, "test_samples": 100}
+    for value in SOME:
+        path.write_text(json.dumps({**summary, key: value} if key else value))
+        accepts(lambda: compare_runs([run, tmp_path / "run"], AlignPlan(), tmp_path / "out"))
+
+
+SURVEY = {"underflow_share": 0.1, "subnormal_share": 0.1, "overflow_share": 0.0, "first_exponent": -3, "exponents": [1]}
+
+
+@pytest.mark.parametrize("key", [*SURVEY, "kind", "layers", None])
+def test_no_survey_of_a_run_is_an_internal_error_of_a_comparison(key, run, tmp_path):
+    copy_run(run, tmp_path / "run")
+    for value in SOME:
+        event = {"kind": "survey", "layers": {"conv1/forward": {**SURVEY, **({key: value} if key in SURVEY else {})}}}
+        event = value if key is None else event if key in SURVEY else {**event, key: value}
+        (tmp_path / "run" / "events.jsonl").write_text(json.dumps(event) + "\n")
+        accepts(lambda: compare_runs([run, tmp_path / "run"], AlignPlan(), tmp_path / "out"))
+
+
+@pytest.mark.parametrize("row", ["9" * 400 + ",0.1,1", "1,0.1,nan", "1,0.1,x", "x,0.1,1", "1", ",,,,"])
+def test_no_table_of_a_run_is_an_internal_error_of_a_comparison(row, run, tmp_path):
+    copy_run(run, tmp_path / "run")
+    (tmp_path / "run" / "training.csv").write_text(f"step,epoch,loss\n{row}\n2,0.2,0.5\n")
+    accepts(lambda: compare_runs([run, tmp_path / "run"], AlignPlan(), tmp_path / "out"))
+
+
+def test_runs_with_weights_of_other_shapes_are_not_compared(run, tmp_path):
+    checkpoint, state = copy_run(run, tmp_path / "run")
+    for weights in ({"fc2.weight": torch.ones(2)}, {}):
+        forge(checkpoint, state, {"model.safetensors": save(weights)})
+        assert not accepts(lambda: compare_runs([run, tmp_path / "run"], AlignPlan(), tmp_path / "out"))
+
+
 @pytest.mark.parametrize("key", ["height", "width", "mean", "std", "crop_share"])
 def test_no_value_in_a_transform_is_an_internal_error(key, run, tmp_path, counted):
     checkpoint, state = copy_run(run, tmp_path / "run")
@@ -458,6 +517,9 @@ def test_a_mutated_state_is_a_model_or_one_line(changes, run, tmp_path, counted)
 
 
 @FUZZ
+@example(value=float("inf"), key="bytes")
+@example(value=float("nan"), key="version")
+@example(value={"state.json": float("inf")}, key="files")
 @given(value=VALUES, key=st.sampled_from(["format", "version", "files", "bytes", "sha256", "name", "all"]))
 def test_a_mutated_manifest_is_one_line(value, key, tmp_path, counted):
     files = encode(Snapshot({"model": {"w": torch.ones(2)}}, {"step": 1}))

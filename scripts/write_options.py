@@ -22,19 +22,23 @@ NAMES = {
 }
 PARAMETERS = ("model", "metrics")
 """Options that are parameters of `convolve.train` with more types."""
+OBJECTS = ("optimizer", "augment")
+"""Options that also accept a class or function of the user's code, in Python."""
 HEAD = '''"""The options of a run as typed keyword arguments. Written by scripts/write_options.py; do not edit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 '''
 TAIL = '''
 
 class ResumeOptions(LayoutOptions, total=False):
-    """What may change when a run is resumed: its length, and its layout over processes."""
+    """What may be given when a run is resumed: its length, its layout over processes, and the user's code again."""
 
     epochs: float | None
     iterations: int | None
+    optimizer: str | Callable[..., object]
+    augment: str | Callable[..., object]
 
 
 class Options(
@@ -67,12 +71,17 @@ def spell(annotation: Any) -> str:
     return "str | Path" if annotation is Path else str(annotation.__name__)
 
 
+def spell_option(name: str, annotation: Any) -> str:
+    """Return the type of an option as source text."""
+    return "str | Callable[..., object]" if name in OBJECTS else spell(annotation)
+
+
 def render() -> str:
     """Return the text of options.py."""
     text = HEAD
     for section, kind in SECTIONS.items():
         options = {name: info.annotation for name, info in kind.model_fields.items() if name not in PARAMETERS}
-        fields = "\n".join(f"    {name}: {spell(annotation)}" for name, annotation in options.items())
+        fields = "\n".join(f"    {name}: {spell_option(name, annotation)}" for name, annotation in options.items())
         text += f'\n\nclass {NAMES[section]}(TypedDict, total=False):\n    """{kind.__doc__}"""\n\n{fields}\n'
     return text + TAIL.format(bases=",\n    ".join(NAMES.values()))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convolve.loggers.files import Points
+from convolve.report.label_section import LabelPredictions
 from convolve.report.numerics_section import NumericsSection
 from convolve.report.predictions import Pixels, TestPredictions
 
@@ -37,6 +38,8 @@ class DataChecks:
 class RunReport:
     """One run. `predictions` is None if nothing was validated, `numerics` and `checks` if there are none.
 
+    `labels` takes the place of `predictions` if images have several labels.
+
     `options` are those of the config by name, `config` its text.
     """
 
@@ -49,3 +52,4 @@ class RunReport:
     numerics: NumericsSection | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     checks: DataChecks | None = None
+    labels: LabelPredictions | None = None

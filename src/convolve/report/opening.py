@@ -9,6 +9,7 @@ from convolve.report.content import CheckedImage, DataChecks, RunReport
 from convolve.report.figures import render_differences, render_table
 from convolve.report.images import render_gallery, render_image
 from convolve.report.interval import confidence_interval
+from convolve.report.label_section import render_label_opening
 from convolve.report.predictions import TestPredictions, count_confusions, worst_confusions
 
 NOT_EVALUATED = "No test image was evaluated for this report."
@@ -25,11 +26,17 @@ def chance_level(predictions: TestPredictions) -> tuple[str, float]:
 def render_opening(reports: Sequence[RunReport]) -> str:
     """Return the accuracy of one run in large type, or a table of several with the options that differ."""
     if len(reports) > 1:
-        rows = [_summarize(report.predictions) for report in reports]
+        rows = [_summarize(report) for report in reports]
         names = ("accuracy", "95% confidence interval", "chance level", "test images")
-        table = render_table(reports, [(name, [row[i] for row in rows]) for i, name in enumerate(names)])
+        cells = [(name, [row[i] for row in rows]) for i, name in enumerate(names)]
+        if any(report.labels for report in reports):
+            ranked = [f"{one.labels.mean_average_precision:.1%}" if one.labels else "-" for one in reports]
+            cells.insert(0, ("mean average precision", ranked))
+        table = render_table(reports, cells)
         return f"<section><h2>Accuracy</h2>{table}</section>{render_differences(reports)}"
-    predictions = reports[0].predictions
+    predictions, labels = reports[0].predictions, reports[0].labels
+    if labels is not None:
+        return render_label_opening(labels)
     if predictions is None:
         return f'<section><p class="none">{NOT_EVALUATED}</p></section>'
     accuracy, count = predictions.accuracy, len(predictions.labels)
@@ -44,7 +51,11 @@ def render_opening(reports: Sequence[RunReport]) -> str:
     )
 
 
-def _summarize(predictions: TestPredictions | None) -> tuple[str, ...]:
+def _summarize(report: RunReport) -> tuple[str, ...]:
+    predictions, labels = report.predictions, report.labels
+    if labels is not None:
+        low, high = confidence_interval(labels.accuracy, labels.images)
+        return f"{labels.accuracy:.1%}", f"{low:.1%} to {high:.1%}", "-", f"{labels.images:,}"
     if predictions is None:
         return ("-", "-", "-", "0")
     count = len(predictions.labels)

@@ -5,10 +5,12 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 from convolve.report.calibration import calibrate
 from convolve.report.content import RunReport
 from convolve.report.figures import format_value, render_figures
 from convolve.report.images import render_gallery, render_image
+from convolve.report.label_section import render_labels
 from convolve.report.numerics_section import render_numerics
 from convolve.report.opening import NOT_EVALUATED, render_checks, render_confusions, render_opening
 from convolve.report.predictions import Mistake, TestPredictions, count_confusions, score_classes
@@ -28,8 +30,10 @@ def render(reports: Sequence[RunReport], written: str) -> str:
     style = resources.files("convolve.report").joinpath("report.css").read_text(encoding="utf-8")
     accuracy, others = _curves(reports)
     body = [
-        render_opening(reports),
-        accuracy,
+        f'<div class="first">{render_opening(reports)}{accuracy}</div>'
+        if len(reports) == 1
+        else render_opening(reports),
+        *([] if len(reports) == 1 else [accuracy]),
         *([_findings(reports[0], "h2")] if len(reports) == 1 else []),
         others,
         f'<div class="runs">{"".join(_details(report, single=len(reports) == 1) for report in reports)}</div>',
@@ -45,10 +49,11 @@ def render(reports: Sequence[RunReport], written: str) -> str:
 
 
 def _findings(report: RunReport, heading: str) -> str:
-    """Return the worst confusions and likely wrong labels."""
+    """Return the worst confusions and likely wrong labels, side by side if the page is wide enough."""
     parts = [] if report.predictions is None else [render_confusions(report.predictions, heading)]
     parts += [] if report.checks is None else [render_checks(report.checks, heading)]
-    return f"<section>{''.join(parts)}</section>" if parts else ""
+    columns = "".join(f"<div>{part}</div>" for part in parts)
+    return f'<section class="findings">{columns}</section>' if parts else ""
 
 
 def _curves(reports: Sequence[RunReport]) -> tuple[str, str]:
@@ -65,7 +70,8 @@ def _curves(reports: Sequence[RunReport]) -> tuple[str, str]:
 
     rates = [PlotLine(report.name, report.curves.get("rate", []), n, faint=True) for n, report in enumerate(reports)]
     speeds = [PlotLine(report.name, report.curves.get("speed", []), n, faint=True) for n, report in enumerate(reports)]
-    accuracy = _plot("Accuracy", lines("accuracy"), lambda v: f"{v:.1%}")
+    ranked = _plot("Mean average precision", lines(MEAN_AVERAGE_PRECISION)[1::2], lambda v: f"{v:.1%}")
+    accuracy = ranked + _plot("Accuracy", lines("accuracy"), lambda v: f"{v:.1%}")
     others = [
         _plot("Loss", lines("loss"), lambda v: f"{v:g}", log=True),
         _plot("Learning rate", rates, lambda v: f"{v:.2g}"),
@@ -84,7 +90,9 @@ def _plot(name: str, lines: Sequence[PlotLine], format_tick: Callable[[float], s
 
 def _details(report: RunReport, *, single: bool) -> str:
     parts = [f"<h2>{'Details' if single else escape(report.name)}</h2>"]
-    if report.predictions is None:
+    if report.labels is not None:
+        parts.append(render_labels(report.labels))
+    elif report.predictions is None:
         parts.append(f'<p class="none">{NOT_EVALUATED}</p>')
     else:
         parts += [] if single else [_findings(report, "h3")]

@@ -22,25 +22,26 @@ from starlette.routing import Route
 
 from convolve.data.image_io import Images
 from convolve.errors import ConvolveError, to_one_line
-from convolve.inference.classifier import Classifier, rank_classes
+from convolve.inference.classifier import Classifier, choose_labels, rank_classes
 from convolve.inference.engines.base import describe as describe_engine
 from convolve.inference.metadata import ModelMetadata
 from convolve.inference.overlay import input_png, overlay_png
 from convolve.inference.preprocess import DecodeRequest
+from convolve.runs.samples import read_samples
 from convolve.serving.batcher import Batcher, BatchPolicy
 from convolve.serving.decoding import DecoderPool
 from convolve.serving.metrics import Metrics
 from convolve.serving.openapi import describe
 from convolve.serving.requests import BodyReader, Limits, PredictOptions, RequestError, UploadedImage, parse_uploads
 
+SCRIPTS = ("canvas.js", "client.js", "dom.js", "page.js", "runs.js", "samples.js", "webcam.js")
+
 PAGES = {
     "/": ("index.html", "text/html"),
     "/runs": ("runs.html", "text/html"),
     "/page/page.css": ("page.css", "text/css"),
-    "/page/page.js": ("page.js", "text/javascript"),
-    "/page/canvas.js": ("canvas.js", "text/javascript"),
-    "/page/runs.js": ("runs.js", "text/javascript"),
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
+    **{f"/page/{name}": (name, "text/javascript") for name in SCRIPTS},
 }
 
 PUBLIC_PATHS = frozenset({*PAGES, "/healthz", "/readyz"})
@@ -48,6 +49,7 @@ PUBLIC_PATHS = frozenset({*PAGES, "/healthz", "/readyz"})
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -60,10 +62,11 @@ Reload = Callable[[], Classifier | None]
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A classifier to serve, and the function that looks for a better checkpoint."""
+    """A classifier to serve, the function that looks for a better checkpoint, and its run, None for a file."""
 
     classifier: Classifier
     reload: Reload
+    run: Path | None = None
 
 
 @dataclass
@@ -97,6 +100,7 @@ class Server:
         """Return the ASGI application."""
         handlers: dict[str, Handler] = {
             "/models": self._list_models,
+            "/samples": self._samples,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
             "/metrics": self._metrics_text,
@@ -215,8 +219,17 @@ class Server:
             shape = {"height": height, "width": width, "channels": channels}
             classes, engine = list(metadata.classes), describe_engine(batcher.classifier.engine)
             fields = {"name": name, "version": version, "fit": metadata.fit, "classes": classes, "engine": engine}
-            models.append({**fields, **shape})
-        return JSONResponse({"models": models})
+            models.append({**fields, **shape, "saliency": batcher.classifier.saliency})
+        limits = {"bytes": self.settings.limits.body_bytes, "pixels": self.settings.limits.pixels}
+        return JSONResponse({"models": models, "limits": limits})
+
+    async def _samples(self, request: Request) -> Response:
+        """Return sample images by class, stored in the run; the client names a model, never a file."""
+        name = self._model_name(request)
+        run, classes = self._models[name].run, self._batchers[name].classifier.metadata.classes
+        loop = asyncio.get_running_loop()
+        samples = {} if run is None else await loop.run_in_executor(None, read_samples, run, classes)
+        return JSONResponse({"samples": samples})
 
     async def _runs_json(self, request: Request) -> Response:
         from convolve.runs.folder import list_runs, read_run  # imports torch
@@ -232,11 +245,14 @@ class Server:
         run = None if name is None else await loop.run_in_executor(None, read_run, runs[name])
         return JSONResponse({"runs": list(runs), "run": run})
 
-    async def _predict(self, request: Request) -> Response:
+    def _model_name(self, request: Request) -> str:
         name = request.query_params.get("model", next(iter(self._batchers)))
         if name not in self._batchers:
             raise RequestError(404, f"unknown model; available: {', '.join(self._batchers)}")
-        batcher, limits = self._batchers[name], self.settings.limits
+        return name
+
+    async def _predict(self, request: Request) -> Response:
+        batcher, limits = self._batchers[self._model_name(request)], self.settings.limits
         with batcher.admit():
             self.metrics.accepted += 1
             body = await self.bodies.read(request.stream(), request.headers.get("content-length"))
@@ -259,7 +275,7 @@ class Server:
             raise next(error for error in inputs if isinstance(error, RequestError))
         classifier, probabilities = await batcher.classify(valid)
         heatmaps: Any = [None] * len(valid)
-        if options.explain and classifier.model is not None:
+        if options.explain:
             heatmaps = await batcher.explain(classifier, np.stack(valid), probabilities)
         rows = iter(zip(valid, probabilities, heatmaps, strict=True))
         predictions = [
@@ -288,6 +304,8 @@ def _format_prediction(
         "probability": probability,
         "probabilities": dict(ranked[: options.top]),
     }
+    if classifier.metadata.thresholds is not None:
+        prediction["labels"] = list(choose_labels(dict(ranked), classifier.metadata))
     if options.input:
         prediction["input"] = _data_url(input_png(pixels))
     if heatmap is not None:

@@ -22,6 +22,8 @@ from convolve.inference.overlay import Heatmaps
 from convolve.serving.metrics import Metrics
 from convolve.serving.requests import OverloadedError
 
+EXPLAINED_TOGETHER = 4
+
 
 @dataclass(frozen=True)
 class BatchPolicy:
@@ -81,10 +83,16 @@ class Batcher:
         return results[-1][0], np.stack([row for _, row in results])
 
     async def explain(self, classifier: Classifier, pixels: Images, probabilities: Probabilities) -> Heatmaps:
-        """Return heatmaps of the predicted classes, computed in turn with the batches."""
+        """Return heatmaps of the predicted classes, computed in turn with the batches.
+
+        A few images at a time: others need not wait for all of them, and a request that is canceled stops soon.
+        """
         classes = probabilities.argmax(axis=1).astype(np.int64)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, classifier.explain, pixels, classes)
+        loop, heatmaps = asyncio.get_running_loop(), []
+        for start in range(0, len(pixels), EXPLAINED_TOGETHER):
+            rows = slice(start, start + EXPLAINED_TOGETHER)
+            heatmaps.append(await loop.run_in_executor(self._thread, classifier.explain, pixels[rows], classes[rows]))
+        return np.concatenate(heatmaps)
 
     async def run(self) -> None:
         """Form batches and classify them until cancelled."""

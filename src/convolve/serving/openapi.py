@@ -17,8 +17,13 @@ _PREDICTION = {
             "additionalProperties": {"type": "number"},
             "description": "probabilities by class, highest first",
         },
+        "labels": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "labels that reach their thresholds, of a model of several labels",
+        },
         "input": {"type": "string", "description": "model input, as a PNG data URL"},
-        "explanation": {"type": "string", "description": "Grad-CAM overlay, as a PNG data URL"},
+        "explanation": {"type": "string", "description": "image with a heat map, as a PNG data URL"},
         "error": {"type": "string", "description": "why this image could not be classified"},
     },
 }
@@ -36,6 +41,14 @@ def _error_response(description: str) -> dict[str, Any]:
 
 def _parameter(name: str, description: str, kind: str = "boolean") -> dict[str, Any]:
     return {"name": name, "in": "query", "description": description, "schema": {"type": kind}}
+
+
+def _model(models: Iterable[str]) -> dict[str, Any]:
+    return {"name": "model", "in": "query", "schema": {"type": "string", "enum": sorted(models)}}
+
+
+def _with_parameters(path: dict[str, Any], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"get": {**path["get"], "parameters": parameters}}
 
 
 def _predict(models: Iterable[str]) -> dict[str, Any]:
@@ -62,11 +75,11 @@ def _predict(models: Iterable[str]) -> dict[str, Any]:
     return {
         "summary": "Classify one or more images",
         "parameters": [
-            {"name": "model", "in": "query", "schema": {"type": "string", "enum": sorted(models)}},
+            _model(models),
             _parameter("top", "number of classes to return (default: all)", "integer"),
             _parameter("invert", "digits: dark on light (default: detected in each image)"),
             _parameter("input", "return the model input"),
-            _parameter("explain", "return a Grad-CAM overlay"),
+            _parameter("explain", "return an image with a heat map of the predicted class"),
         ],
         "requestBody": {"required": True, "content": body},
         "responses": {
@@ -94,7 +107,8 @@ def describe(models: Iterable[str], version: str, token: bool) -> dict[str, Any]
         "info": {"title": "convolve", "version": version, "description": "Image classification."},
         "paths": {
             "/predict": {"post": _predict(models)},
-            "/models": get("Served models, with their classes and input sizes"),
+            "/models": get("Served models, with their classes and input sizes, and the limits of a request"),
+            "/samples": _with_parameters(get("Sample images of each class, as data URLs"), [_model(models)]),
             "/healthz": get("Liveness", "text/plain"),
             "/readyz": get("Readiness; 503 while shutting down", "text/plain"),
             "/metrics": get("Metrics in the Prometheus text format", "text/plain"),

@@ -23,6 +23,7 @@ from convolve.errors import ConfigError, ExtraError
 from convolve.inference.classifier import Classifier, LoadOptions, choose_model, load_classifier
 from convolve.inference.engines.base import describe
 from convolve.inference.engines.factory import BATCH_SIZES
+from convolve.inference.exported import is_exported
 from convolve.loggers.base import Console
 from convolve.run_files import CHECKPOINTS_FOLDER, MANIFEST_FILE
 from convolve.serving.batcher import BatchPolicy
@@ -218,12 +219,12 @@ class ServerInfo:
 
 
 def parse_models(arguments: list[str]) -> dict[str, Path]:
-    """Return runs or ONNX files by model name, from `NAME=RUN` or `RUN`; the latter is named after its folder."""
+    """Return runs or exported files by model name, from `NAME=RUN` or `RUN`; the latter is named after its folder."""
     folders: dict[str, Path] = {}
     for argument in arguments:
         name, separator, path = argument.partition("=")
         folder = Path(path if separator else argument)
-        name = name if separator else folder.stem if folder.suffix == ".onnx" else _run_folder(folder).name
+        name = name if separator else folder.stem if is_exported(folder) else _run_folder(folder).name
         if not re.fullmatch(r"[\w.+@-]{1,80}", name):
             raise ConfigError(f"model name {name!r}: use letters, digits and . _ - + @, as in digits=runs/lenet-1")
         if name in folders:
@@ -302,7 +303,7 @@ def serve(
         reload = make_reload(folder, LoadOptions(options.engine, options.threads, sizes, log=log))
         classifier = reload()
         assert classifier is not None, "the first call always loads"
-        models[name] = ServedModel(classifier, reload)
+        models[name] = ServedModel(classifier, reload, None if is_exported(folder) else _run_folder(folder))
         model, version, classes = classifier.metadata.model, classifier.version, len(classifier.metadata.classes)
         engine = describe(classifier.engine)
         loaded[name] = {"model": model, "run": folder, "checkpoint": version, "classes": classes, "engine": engine}

@@ -1,49 +1,34 @@
-// The page at /: draw a digit or drop images, and see the predictions.
+// The page at /: draw a digit, or drop, choose, paste or take photos, and see the predictions.
 import { Drawing } from "/page/canvas.js";
+import { fetchModels, predict } from "/page/client.js";
+import { at, button, element } from "/page/dom.js";
+import { Classes } from "/page/samples.js";
+import { Webcam } from "/page/webcam.js";
 
-const at = (id) => document.getElementById(id);
-const SHOWN = 10;
+const BARS = 10;
 const MAX_FILES = 24;
+const LIVE_MS = 300;
 let models = [];
 
-const headers = () => {
-  const token = sessionStorage.getItem("token");
-  return token ? { Authorization: `Bearer ${token}` } : {};
-};
-
-async function request(path, options = {}) {
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers: { ...headers(), ...options.headers } });
-  } catch {
-    throw new Error("The server is not responding.");
-  }
-  if (response.status === 401) at("token-form").hidden = false;
-  const body = await response.json().catch(() => ({ error: `The server returned status ${response.status}.` }));
-  if (!response.ok) throw new Error(body.error);
-  return body;
-}
-
-const predict = (blob, options) => {
-  const query = new URLSearchParams({ model: at("model").value, ...options });
-  return request(`/predict?${query}`, {
-    method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
-  });
-};
-
-function element(name, className = "", text = "") {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  if (text) node.textContent = text;
-  return node;
-}
-
+const model = () => models.find((entry) => entry.name === at("model").value) ?? models[0];
+const classify = (blob, name, options) => predict(blob, name, { model: model()?.name ?? "", ...options });
+const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const percent = (probability) => `${(100 * probability).toFixed(probability > 0.0995 ? 0 : 1)}%`;
+
+function showMessage(text) {
+  at("message").textContent = text ?? "";
+  at("message").hidden = !text;
+}
+
+function showError(error) {
+  if (error.status === 401) at("token-form").hidden = false;
+  showMessage(error.message);
+}
 
 // With few classes, bars stay in class order and do not jump while the user draws.
 function showBars(list, prediction, classes) {
   const entries = Object.entries(prediction.probabilities);
-  const shown = classes.length <= SHOWN ? classes.map((name) => [name, prediction.probabilities[name] ?? 0]) : entries.slice(0, 5);
+  const shown = classes.length <= BARS ? classes.map((name) => [name, prediction.probabilities[name] ?? 0]) : entries.slice(0, 5);
   while (list.children.length > shown.length) list.lastChild.remove();
   while (list.children.length < shown.length) {
     const item = element("li");
@@ -62,13 +47,6 @@ function showBars(list, prediction, classes) {
   });
 }
 
-const model = () => models.find((entry) => entry.name === at("model").value) ?? models[0];
-
-function showMessage(text) {
-  at("message").textContent = text ?? "";
-  at("message").hidden = !text;
-}
-
 // One request at a time; changes made meanwhile are sent in the next one.
 let busy = false;
 let stale = false;
@@ -85,7 +63,7 @@ async function update() {
       continue;
     }
     try {
-      const [prediction] = (await predict(await drawing.blob(), { input: 1 })).predictions;
+      const prediction = await classify(await drawing.blob(), "The drawing", { input: 1 });
       if (drawing.empty) { stale = true; continue; }
       at("headline").textContent = `${prediction.label}, ${percent(prediction.probability)}`;
       showBars(at("bars"), prediction, model().classes);
@@ -93,7 +71,7 @@ async function update() {
       at("input").hidden = false;
       showMessage();
     } catch (error) {
-      showMessage(error.message);
+      showError(error);
     }
   }
   busy = false;
@@ -110,60 +88,158 @@ function figureOf(url, caption, pixelated) {
   return figure;
 }
 
-async function showFile(file) {
-  const item = element("li");
-  at("results").prepend(item);
+function originalOf(blob, name) {
+  const figure = figureOf(URL.createObjectURL(blob), name, false);
+  const image = figure.querySelector("img");
+  for (const event of ["load", "error"]) image.addEventListener(event, () => URL.revokeObjectURL(image.src));
+  return figure;
+}
+
+function showPrediction(item, file, used, prediction) {
+  const small = used.height < 112;
   const shots = element("div", "shots");
+  shots.append(originalOf(prediction.sent ?? file, "photo"), figureOf(prediction.input, "model input", small));
+  shots.append(figureOf(prediction.explanation, `saliency (${used.saliency.replace("-", "\u2011")})`, small));
   const details = element("div");
-  const title = element("h3", "", file.name);
-  details.append(title);
-  item.append(shots, details);
+  const title = element("h3", "", `${prediction.label}, ${percent(prediction.probability)} `);
+  const note = prediction.sent ? `${file.name}, sent as a smaller JPEG` : file.name;
+  title.append(element("small", "", note));
+  const bars = element("ol", "bars");
+  bars.setAttribute("aria-label", "Probabilities");
+  details.append(title, bars);
+  showBars(bars, prediction, used.classes);
+  item.replaceChildren(shots, details);
+  classes.mark(prediction.label);
+}
+
+function showFailure(item, file, error) {
+  const text = element("p", "error", error.message);
+  text.setAttribute("role", "alert");
+  item.replaceChildren(text);
+  if (error.retry) text.append(" ", button("Try again", () => run(item, file)));
+  if (error.status === 401) at("token-form").hidden = false;
+}
+
+async function run(item, file) {
+  const used = model();
+  item.replaceChildren(element("p", "hint", `Classifying ${file.name}...`));
   try {
-    const [prediction] = (await predict(file, { input: 1, explain: 1 })).predictions;
-    const small = model().height < 112;
-    const original = figureOf(URL.createObjectURL(file), "image", false);
-    original.querySelector("img").addEventListener("load", (event) => URL.revokeObjectURL(event.target.src));
-    shots.append(original, figureOf(prediction.input, "model input", small), figureOf(prediction.explanation, "Grad-CAM", small));
-    title.textContent = `${prediction.label}, ${percent(prediction.probability)} `;
-    title.append(element("small", "", file.name));
-    const bars = element("ol", "bars");
-    bars.setAttribute("aria-label", "Probabilities");
-    details.append(bars);
-    showBars(bars, prediction, model().classes);
+    showPrediction(item, file, used, await classify(file, file.name, { input: 1, explain: 1 }));
   } catch (error) {
-    const text = element("p", "error", error.message);
-    text.setAttribute("role", "alert");
-    details.append(text);
+    showFailure(item, file, error);
   }
 }
 
+async function showFile(file) {
+  const item = element("li");
+  at("results").prepend(item);
+  await run(item, file);
+}
+
 async function showFiles(files) {
-  showMessage(files.length > MAX_FILES ? `Only the first ${MAX_FILES} of ${files.length} images are shown.` : "");
+  showMessage(files.length > MAX_FILES ? `Only the first ${MAX_FILES} of ${files.length} images are shown; choose the others again.` : "");
   for (const file of [...files].slice(0, MAX_FILES)) await showFile(file);
+}
+
+const classes = new Classes(at("classes"), (file) => {
+  at("photos").scrollIntoView({ block: "nearest" });
+  return showFile(file);
+});
+
+// Frames are classified one after the other while the webcam runs; a photo becomes a result with its saliency map.
+const webcam = new Webcam(at("video"), (text) => { closeWebcam(); showMessage(text); });
+
+function showWebcam(open) {
+  at("camera").hidden = !open;
+  at("webcam").setAttribute("aria-expanded", open);
+  at("webcam").disabled = open;
+}
+
+async function openWebcam() {
+  showMessage();
+  showWebcam(true);
+  at("live").textContent = "Starting the webcam...";
+  at("live-bars").replaceChildren();
+  try {
+    await webcam.start();
+  } catch (error) {
+    showWebcam(false);
+    showMessage(error.message);
+    return;
+  }
+  at("shot").focus();
+  while (webcam.running) {
+    if (!document.hidden) await showFrame();
+    await pause(LIVE_MS);
+  }
+}
+
+async function showFrame() {
+  const used = model();
+  const frame = await webcam.frame();
+  if (!frame) return;
+  try {
+    const prediction = await classify(frame, "The webcam image", {});
+    if (!webcam.running) return;
+    at("live").textContent = `${prediction.label}, ${percent(prediction.probability)}`;
+    showBars(at("live-bars"), prediction, used.classes);
+  } catch (error) {
+    at("live").textContent = error.message;
+  }
+}
+
+function closeWebcam() {
+  webcam.stop();
+  showWebcam(false);
+}
+
+async function takePhoto() {
+  const frame = await webcam.frame();
+  if (frame) await showFile(new File([frame], `webcam at ${new Date().toLocaleTimeString("en")}`, { type: frame.type }));
 }
 
 function selectModel() {
   const digits = model()?.fit === "digit";
   at("draw").hidden = !digits;
+  at("photo-title").textContent = digits ? "Images" : "Photos";
+  at("call").textContent = `Drop ${digits ? "images" : "photos"} here, paste one, or`;
+  classes.show(model());
   update();
 }
 
 async function start() {
   try {
-    ({ models } = await request("/models"));
+    models = await fetchModels();
     at("model").replaceChildren(...models.map(({ name }) => new Option(name, name)));
     at("token-form").hidden = true;
     showMessage();
     selectModel();
   } catch (error) {
-    showMessage(error.message);
+    showError(error);
   }
+}
+
+function paste(event) {
+  if (event.target instanceof HTMLInputElement) return;
+  const files = [...event.clipboardData.files];
+  if (files.length) showFiles(files);
+  else showMessage("The clipboard contains no image; copy an image or an image file first.");
+}
+
+function drop(event) {
+  event.preventDefault();
+  const files = [...event.dataTransfer.files];
+  if (files.length) showFiles(files);
+  else showMessage("Only files can be dropped; save the image first, then drop or choose the file.");
 }
 
 at("undo").addEventListener("click", () => drawing.undo());
 at("clear").addEventListener("click", () => drawing.clear());
 at("model").addEventListener("change", selectModel);
 at("files").addEventListener("change", (event) => { const files = [...event.target.files]; event.target.value = ""; showFiles(files); });
+at("webcam").addEventListener("click", openWebcam);
+at("shot").addEventListener("click", takePhoto);
+at("stop").addEventListener("click", () => { closeWebcam(); at("webcam").focus(); });
 at("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", at("token").value);
@@ -173,5 +249,6 @@ for (const name of ["dragenter", "dragover"]) {
   document.addEventListener(name, (event) => { event.preventDefault(); at("drop").classList.add("over"); });
 }
 for (const name of ["dragleave", "drop"]) document.addEventListener(name, () => at("drop").classList.remove("over"));
-document.addEventListener("drop", (event) => { event.preventDefault(); showFiles(event.dataTransfer.files); });
+document.addEventListener("drop", drop);
+document.addEventListener("paste", paste);
 start();

@@ -1,5 +1,7 @@
 // The page at /runs: training curves of one run or several, refreshed while they train. Read-only.
-const at = (id) => document.getElementById(id);
+import { request } from "/page/client.js";
+import { at, element } from "/page/dom.js";
+
 const SECONDS = 2;
 const MAX_RUNS = 6;
 const PLOTS = [
@@ -8,6 +10,10 @@ const PLOTS = [
   { title: "Learning rate", training: "learning_rate", show: (v) => String(+v.toPrecision(3)) },
   { title: "Images per second", training: "images_per_second", show: (v) => Math.round(v).toLocaleString("en") },
 ];
+const ERRORS = {
+  401: "The server requires a token; sign in on the page Classify first.",
+  404: "A run was removed; select another one.",
+};
 const BOX = { width: 520, height: 260, left: 64, right: 12, top: 10, bottom: 30 };
 let selected = null;
 let shown = [];
@@ -16,13 +22,6 @@ function svg(name, attributes, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function element(name, className = "", text = "") {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  if (text) node.textContent = text;
   return node;
 }
 
@@ -112,14 +111,8 @@ function legend(lines, runs, show) {
   return list;
 }
 
-async function fetchRun(name) {
-  const token = sessionStorage.getItem("token");
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const query = name === null ? "" : `?${new URLSearchParams({ run: name })}`;
-  const response = await fetch(`/runs.json${query}`, { headers });
-  const content = await response.json();
-  if (!response.ok) throw new Error(content.error);
-  return content;
+function fetchRun(name) {
+  return request(`/runs.json${name === null ? "" : `?${new URLSearchParams({ run: name })}`}`);
 }
 
 async function refresh() {
@@ -131,7 +124,7 @@ async function refresh() {
     draw();
     at("message").hidden = true;
   } catch (error) {
-    at("message").textContent = error.message === "unknown run" ? "A run was removed." : error.message;
+    at("message").textContent = ERRORS[error.status] ?? error.message;
     at("message").hidden = false;
     selected = null;
   }

@@ -1,4 +1,5 @@
-// classify MODEL.aoti.pt2 IMAGE...: print file, class and probability, one line per image.
+// classify MODEL.aoti.pt2 IMAGE...: print file, class and probability, one line per image. If images have several labels,
+// print those that reach their thresholds, with semicolons between them, and the highest probability.
 // classify --pixels MODEL.aoti.pt2 IMAGE...: print the model input instead, as hexadecimal bytes.
 #include <cstdio>
 #include <cstring>
@@ -16,6 +17,7 @@ namespace {
 // Metadata in the package.
 struct Metadata {
   std::vector<std::string> classes;
+  std::vector<double> thresholds;  // empty if an image has one class
   int height = 0, width = 0, channels = 0;
   std::string fit;
   double crop = 1;
@@ -43,6 +45,10 @@ Metadata read_metadata(torch::inductor::AOTIModelPackageLoader& package) {
   Metadata metadata;
   std::istringstream names(strings["classes"]), shape(strings["shape"]);
   for (std::string name; std::getline(names, name);) metadata.classes.push_back(name);
+  std::istringstream thresholds(strings["thresholds"]);
+  for (double value; thresholds >> value;) metadata.thresholds.push_back(value);
+  if (!metadata.thresholds.empty() && metadata.thresholds.size() != metadata.classes.size())
+    throw std::runtime_error("as many thresholds as labels are needed; export the run again");
   shape >> metadata.height >> metadata.width >> metadata.channels;
   metadata.fit = strings["fit"];
   std::istringstream(strings["crop"]) >> metadata.crop;
@@ -60,9 +66,15 @@ void print_class(torch::inductor::AOTIModelPackageLoader& package, const Metadat
                  Image input) {
   auto pixels =
       torch::from_blob(input.pixels.data(), {1, metadata.height, metadata.width, metadata.channels}, torch::kUInt8);
-  const auto probabilities = package.run({pixels})[0].softmax(1)[0];
+  const auto logits = package.run({pixels})[0];
+  const bool several = !metadata.thresholds.empty();
+  const auto probabilities = (several ? logits.sigmoid() : logits.softmax(1))[0];
   const auto best = probabilities.argmax().item<int64_t>();
-  std::printf("%s\t%s\t%.6f\n", path, metadata.classes[best].c_str(), probabilities[best].item<float>());
+  std::string found = several ? "" : metadata.classes[best];
+  for (size_t label = 0; label < metadata.thresholds.size(); ++label)
+    if (probabilities[label].item<float>() >= metadata.thresholds[label])
+      found += (found.empty() ? "" : ";") + metadata.classes[label];
+  std::printf("%s\t%s\t%.6f\n", path, found.c_str(), probabilities[best].item<float>());
 }
 
 }  // namespace

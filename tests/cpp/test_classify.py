@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from convolve.config.loading import resolve
+import convolve
+from convolve.config.loading import build, resolve
 from convolve.data.image_io import read_image
 from convolve.data.lookup import load_digits
 from convolve.export import export
@@ -19,6 +20,7 @@ from convolve.inference.formats import open_export
 from convolve.inference.preprocess import preprocess
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
+from labeled_shapes import write_folder
 
 SOURCE = Path(__file__).parents[2] / "cpp"
 MISSING = [tool for tool in ("cmake", "c++") if shutil.which(tool) is None]
@@ -146,3 +148,16 @@ def test_a_file_that_is_no_package_is_named_in_one_line(program, package, tmp_pa
         assert len(ours) == 1 and ours[0].startswith(f"classify: {path}: "), done.stderr
         assert "frame #" not in done.stderr and "Exception raised from" not in done.stderr, done.stderr
     assert "convolve export RUN --format aoti" in classify(program, image, image).stderr
+
+
+def test_several_labels_are_those_of_predict(program, tmp_path):
+    shapes, run = write_folder(tmp_path / "shapes", 60), tmp_path / "run"
+    given = {"model": "cnn-wide", "data_dir": shapes, "epochs": 2, "threads": 1, "run_dir": run, "curves": False}
+    session.train(build({**given, "optimizer": "adam", "learning_rate": 0.003, "batch_size": 8}), SilentConsole())
+    package = export.export(run, "aoti", SilentConsole()).path
+    files = sorted((shapes / "images").glob("00*.png"))
+    done = classify(program, package, *files)
+    assert done.returncode == 0, done.stderr
+    found = [set(line.split("\t")[1].split(";")) - {""} for line in done.stdout.splitlines()]
+    assert found == [set(one.labels) for one in convolve.load(run).predict_many(files)]
+    assert len({len(labels) for labels in found}) > 1

@@ -2,6 +2,7 @@
 
 The file is written as a draft, opened again and run at batch sizes 1, 2 and 7. Its logits must match those of
 the model to 1e-4 of the largest logit; weights without a graph must match exactly. Otherwise the draft is deleted.
+LiteRT files run one image at a time. Core ML packages are read back, not run.
 """
 
 import time
@@ -9,36 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from convolve import device
 from convolve.checkpoint.store import choose_checkpoint
-from convolve.data.build import DataModule
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.quantize import CALIBRATION_IMAGES, quantize, set_metadata
-from convolve.files import atomic_file
-from convolve.inference.engines.base import Logits, Pixels, is_installed
-from convolve.inference.engines.onnx import open_onnxruntime, open_openvino
-from convolve.inference.engines.probe import TOLERANCE, Predictor, VerifyResult, compare, sample_pixels
+from convolve.export.int8 import INT8_ENGINES, quantize_export
+from convolve.export.publish import count_bytes, draft_of
+from convolve.export.reference import export_module, reference_predictor
+from convolve.inference.coreml import has_weights, read_coreml
+from convolve.inference.engines.probe import BATCH_SIZES, TOLERANCE, VerifyResult, compare, sample_pixels
 from convolve.inference.formats import (
     FORMATS,
-    ExportModule,
     open_export,
     read_weights,
     write_export,
 )
-from convolve.inference.metadata import ModelMetadata, metadata_of
-from convolve.layers.fold import fold_batch_norms
+from convolve.inference.metadata import metadata_of
 from convolve.loggers.base import Console
 from convolve.run_files import CHECKPOINTS_FOLDER, export_name
 from convolve.runs.load import (
     TrainedModel,
-    iter_test_batches,
     load_trained,
-    open_run_data,
-    training_pixels,
 )
 
 ALIASES = {"frozen": "onnx"}
@@ -49,7 +43,9 @@ MAX_INT8_LOSS = 0.01
 class ExportReport:
     """Result of an export. Accuracies are in [0, 1], measured on `test_samples` images, for int8 only.
 
-    `int8_accuracy` is that of onnxruntime, `int8_accuracies` that of each engine that may run the file.
+    `bytes` counts all files of the export. `int8_accuracy` is that of onnxruntime, or of OpenVINO for its IR,
+    `int8_accuracies` that of each engine that may run the file. `executed` is False if the file was read back only,
+    because it cannot run here; an export without a graph has none to run.
     """
 
     path: Path
@@ -63,18 +59,10 @@ class ExportReport:
     int8_accuracy: float | None = None
     test_samples: int = 0
     int8_accuracies: Mapping[str, float] = field(default_factory=dict)
+    executed: bool = True
 
     def __fspath__(self) -> str:
         return str(self.path)
-
-
-@dataclass(frozen=True)
-class Int8Accuracy:
-    """Accuracy of a model and, on each engine, of its int8 version, on `samples` test images."""
-
-    model: float
-    engines: dict[str, float]
-    samples: int
 
 
 def export(
@@ -104,21 +92,22 @@ def export(
     metadata = metadata_of(trained)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(target) as draft:
+        with draft_of(FORMATS[name], target) as draft:
             write_export(name, export_module(trained, name), metadata, draft)
             verified = _verify(name, draft, trained, target)
-            measured = _quantize(draft, trained, metadata, max_accuracy_loss, console) if int8 else None
+            measured = quantize_export(name, draft, trained, max_accuracy_loss, console) if int8 else None
     except OSError as error:
         raise ConvolveError(f"{target}: cannot write ({error.strerror}); choose another --output") from error
     seconds = time.perf_counter() - start
-    size = target.stat().st_size
+    size = count_bytes(FORMATS[name], target)
     report = ExportReport(target, name, size, seconds, verified.batches, verified.largest_difference, int8)
+    report = replace(report, executed=name != "coreml")
     if measured is None:
         return report
     return replace(
         report,
         accuracy=measured.model,
-        int8_accuracy=measured.engines["onnxruntime"],
+        int8_accuracy=measured.engines[INT8_ENGINES[name][0]],
         test_samples=measured.samples,
         int8_accuracies=measured.engines,
     )
@@ -128,10 +117,14 @@ def _check_format(name: str, int8: bool, output: Path | None) -> str:
     name = ALIASES.get(name, name)
     if name not in FORMATS:
         raise ConfigError(f"--format {name}: unknown format; {suggest(name, [*FORMATS, *ALIASES])}")
-    if int8 and name != "onnx":
-        raise ConfigError(f"--int8 with --format {name}: only ONNX supports int8; use --format onnx")
-    if name == "aoti" and output is not None and output.suffix != ".pt2":
-        raise ConfigError(f"--output {output}: torch loads AOTInductor packages only if they end in .pt2; rename it")
+    if int8 and name not in INT8_ENGINES:
+        raise ConfigError(f"--int8 with --format {name}: not supported; use --format {' or '.join(INT8_ENGINES)}")
+    form = FORMATS[name]
+    ending = Path(f"model{form.suffix}").suffix
+    if form.reader and output is not None and output.suffix != ending:
+        raise ConfigError(
+            f"--output {output}: {form.reader} reads {name} files only if they end in {ending}; rename it"
+        )
     return name
 
 
@@ -140,23 +133,6 @@ def _default_target(checkpoint: Path, name: str, int8: bool) -> Path:
     folder = checkpoint.resolve().parent
     run_folder = folder.parent if folder.name == CHECKPOINTS_FOLDER else folder
     return run_folder / export_name(FORMATS[name].suffix, int8=int8)
-
-
-def export_module(trained: TrainedModel, name: str) -> ExportModule:
-    """Return the module to export: with folded batch norms if the format has a graph, else as trained."""
-    model = fold_batch_norms(trained.model) if FORMATS[name].has_graph else trained.model
-    return ExportModule(model, trained.transform)
-
-
-def reference_predictor(trained: TrainedModel) -> Predictor:
-    """Return the model as trained, as a function from pixels to logits."""
-
-    def run(pixels: Pixels) -> Logits:
-        with torch.inference_mode():
-            logits = trained.model(trained.transform(torch.from_numpy(pixels)))
-        return np.asarray(logits)
-
-    return run
 
 
 def require_equal(result: VerifyResult, subject: str) -> None:
@@ -171,11 +147,22 @@ def require_equal(result: VerifyResult, subject: str) -> None:
 def _verify(name: str, draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:
     if not FORMATS[name].has_graph:
         return _verify_weights(draft, trained, target)
+    if name == "coreml":
+        return _verify_coreml(draft, trained, target)
     channels, height, width = trained.transform.shape
     predictor, _ = open_export(name, draft)
-    result = compare(predictor, reference_predictor(trained), sample_pixels(height, width, channels))
+    pixels = sample_pixels(height, width, channels)
+    one_image = FORMATS[name].one_image
+    sizes = (len(pixels),) if one_image else BATCH_SIZES
+    result = compare(predictor, reference_predictor(trained), pixels, sizes)
     require_equal(result, str(target))
-    return result
+    return replace(result, batches=(1,)) if one_image else result
+
+
+def _verify_coreml(draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:
+    if read_coreml(draft) != metadata_of(trained) or not has_weights(draft, export_module(trained, "coreml")):
+        raise ConvolveError(f"{target}: the package read back differs from the model; nothing was written")
+    return VerifyResult((), 0.0, True)
 
 
 def _verify_weights(draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:
@@ -184,45 +171,3 @@ def _verify_weights(draft: Path, trained: TrainedModel, target: Path) -> VerifyR
     if set(stored) != set(weights) or not all(torch.equal(stored[key], weights[key].cpu()) for key in weights):
         raise ConvolveError(f"{target}: stored weights differ from the model's; nothing was written")
     return VerifyResult((), 0.0, True)
-
-
-def _quantize(
-    draft: Path, trained: TrainedModel, metadata: ModelMetadata, max_loss: float, console: Console
-) -> Int8Accuracy:
-    """Replace the draft by its int8 version, with the accuracy of each engine in its metadata."""
-    data = open_run_data(trained, console)
-    int8_draft = draft.with_name(f"{draft.stem}-int8.onnx")
-    try:
-        quantize(draft, int8_draft, metadata, training_pixels(data, trained.config.run.seed, CALIBRATION_IMAGES))
-        measured = _measure_int8(int8_draft, trained, data)
-        usable = {name: value for name, value in measured.engines.items() if measured.model - value <= max_loss}
-        for name in measured.engines.keys() - usable.keys():
-            lost = measured.model - measured.engines[name]
-            console.info(f"int8 with {name}: loses {lost:.2%} of accuracy, more than {max_loss:.2%}; not usable")
-        if "onnxruntime" not in usable:
-            after = measured.engines["onnxruntime"]
-            raise ConvolveError(
-                f"--int8: loses {measured.model - after:.2%} of accuracy ({measured.model:.2%} to {after:.2%}), more "
-                f"than --max-accuracy-loss {max_loss:g}; nothing was written; export without --int8"
-            )
-        quantization = {"float_accuracy": measured.model, "accuracies": usable, "test_samples": measured.samples}
-        set_metadata(int8_draft, replace(metadata, quantization=quantization))
-        int8_draft.replace(draft)
-    finally:
-        int8_draft.unlink(missing_ok=True)
-    return replace(measured, engines=usable)
-
-
-def _measure_int8(path: Path, trained: TrainedModel, data: DataModule) -> Int8Accuracy:
-    """Classify all test images with the model and with the int8 file on every installed engine."""
-    threads = torch.get_num_threads()
-    predictors = {"model": reference_predictor(trained), "onnxruntime": open_onnxruntime(path, threads).run}
-    if is_installed("openvino"):
-        predictors["openvino"] = open_openvino(path, threads).run
-    correct, count = dict.fromkeys(predictors, 0), 0
-    for pixels, labels in iter_test_batches(data):
-        for name, predictor in predictors.items():
-            correct[name] += int((predictor(pixels).argmax(1) == labels).sum())
-        count += len(labels)
-    accuracies = {name: number / count for name, number in correct.items()}
-    return Int8Accuracy(accuracies.pop("model"), accuracies, count)

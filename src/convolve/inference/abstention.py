@@ -1,21 +1,20 @@
 """Abstention: a prediction whose calibrated probability is below a threshold becomes `unknown`."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from convolve.inference.classifier import Prediction, PredictReport
+from convolve.report.calibration import softmax
 
 UNKNOWN = "unknown"
 
 
 def apply_temperature(probabilities: Mapping[str, float], temperature: float) -> dict[str, float]:
     """Return the probabilities after dividing the logits by a temperature; their order stays."""
-    logs = {name: math.log(max(value, 1e-45)) / temperature for name, value in probabilities.items()}
-    highest = max(logs.values())
-    weights = {name: math.exp(value - highest) for name, value in logs.items()}
-    total = math.fsum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
+    logs = np.log(np.maximum(list(probabilities.values()), 1e-45))
+    return dict(zip(probabilities, softmax(logs[np.newaxis], temperature)[0].tolist(), strict=True))
 
 
 def abstain(report: PredictReport, threshold: float, temperature: float) -> PredictReport:
@@ -27,4 +26,4 @@ def _decide(prediction: Prediction, threshold: float, temperature: float) -> Pre
     calibrated = apply_temperature(prediction.probabilities, temperature)
     probability = calibrated[prediction.label]
     label = prediction.label if probability >= threshold else UNKNOWN
-    return replace(prediction, label=label, probability=probability, probabilities=calibrated)
+    return replace(prediction, label=label, labels=(label,), probability=probability, probabilities=calibrated)

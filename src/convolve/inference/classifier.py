@@ -1,13 +1,14 @@
 """The one classifier behind `convolve predict` and `convolve serve`.
 
 A `Classifier` is the model of one checkpoint or exported file, run by an engine. It maps uint8 pixels [N, H, W, C] to
-probabilities [N, classes]: p = exp(z - max z) / sum exp(z - max z) of the logits z. It explains predictions of a
-checkpoint with Grad-CAM. Torch is imported only where a checkpoint needs it.
+probabilities [N, classes]: p = exp(z - max z) / sum exp(z - max z) of the logits z, or p = 1 / (1 + exp(-z)) if images
+have several labels. It explains predictions of a checkpoint with Grad-CAM, those of an exported file by occlusion.
+Torch is imported only where a checkpoint needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -18,14 +19,16 @@ import numpy.typing as npt
 
 from convolve import device
 from convolve.data.image_io import Images, read_image
-from convolve.errors import CheckpointError, ConfigError, ConvolveError, DataError
+from convolve.errors import CheckpointError, ConvolveError, DataError
 from convolve.files import write_file
 from convolve.inference.engines.base import Engine, describe
 from convolve.inference.engines.factory import BATCH_SIZES, EngineSource, open_engine
-from convolve.inference.exported import open_onnx_file
+from convolve.inference.exported import is_exported, open_exported
 from convolve.inference.metadata import ModelMetadata
+from convolve.inference.occlusion import occlusion
 from convolve.inference.overlay import Heatmaps, overlay_png
 from convolve.inference.preprocess import preprocess
+from convolve.label_scores import sigmoid
 from convolve.loggers.base import Console
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ Probabilities = npt.NDArray[np.float32]
 class Classifier:
     """A trained model, ready for inference. `version` is the name of its checkpoint or file.
 
-    `model` has the layers, which explanations need; None for an exported file.
+    `model` has the layers, which Grad-CAM needs; None for an exported file.
     """
 
     version: str
@@ -50,12 +53,18 @@ class Classifier:
 
     def classify(self, pixels: Images) -> Probabilities:
         """Return probabilities [N, classes] of pixels [N, H, W, C]."""
-        return softmax(self.engine.run(pixels))
+        logits = self.engine.run(pixels)
+        return softmax(logits) if self.metadata.thresholds is None else sigmoid(logits)
+
+    @property
+    def saliency(self) -> str:
+        """Method of the heatmaps: Grad-CAM if the layers are known, occlusion otherwise."""
+        return "occlusion" if self.model is None else "Grad-CAM"
 
     def explain(self, pixels: Images, classes: npt.NDArray[np.int64]) -> Heatmaps:
-        """Return Grad-CAM heatmaps [N, H, W] of one class for each image."""
+        """Return heatmaps [N, H, W] of one class for each image."""
         if self.model is None:
-            raise ConfigError(f"{self.version}: an exported file has no layers to look into; load the run instead")
+            return occlusion(self.engine.run, pixels, classes)
         import torch
 
         from convolve.inference.gradcam import grad_cam
@@ -84,7 +93,7 @@ class LoadOptions:
     """How to load a classifier. `device_name` None is the device of the run.
 
     Args:
-        engine: None is the reproducible one: torch, or onnxruntime for an exported file.
+        engine: None is the reproducible one: torch, onnxruntime for an ONNX file, or OpenVINO for its IR.
         batch_sizes: those for which `auto` chooses an engine.
         expected_images: number of images to classify, if known.
         log: receives a line about the engine.
@@ -100,9 +109,9 @@ class LoadOptions:
 
 
 def load_classifier(path: Path, options: LoadOptions) -> Classifier:
-    """Load an exported ONNX file, or a checkpoint folder on the device of its config, and set the CPU threads."""
-    if path.suffix == ".onnx":
-        source = open_onnx_file(path, options.threads or device.available_threads())
+    """Load an exported file, or a checkpoint folder on the device of its config, and set the CPU threads."""
+    if is_exported(path):
+        source = open_exported(path, options.threads or device.available_threads())
         return Classifier(path.name, source.metadata, _open(source, options))
     return _load_checkpoint(path, options)
 
@@ -128,28 +137,44 @@ def _open(source: EngineSource, options: LoadOptions) -> Engine:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction for one image file, with all classes in order of probability."""
+    """Prediction for one image file, with all classes in order of probability.
+
+    `labels` are the predicted labels, likeliest first: one class, or any number if images have several labels.
+    """
 
     file: str
     label: str
     probability: float
     probabilities: dict[str, float]
     explanation: str | None = None
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PredictReport:
-    """Predictions in input order, the error of each image that could not be read, and the engine that was used."""
+    """Predictions in input order, the error of each image that could not be read, and the engine that was used.
+
+    `multi_label` if images may have several labels.
+    """
 
     predictions: list[Prediction]
     failures: dict[str, str]
     engine: str
+    multi_label: bool = False
 
 
 def rank_classes(probabilities: npt.NDArray[np.float32], classes: tuple[str, ...]) -> dict[str, float]:
     """Return the probabilities of one image by class name, highest first."""
     order = np.argsort(-probabilities, kind="stable")
     return {classes[index]: float(probabilities[index]) for index in order}
+
+
+def choose_labels(ranked: Mapping[str, float], metadata: ModelMetadata) -> tuple[str, ...]:
+    """Return the predicted labels of ranked probabilities: the first, or those that reach their threshold."""
+    if metadata.thresholds is None:
+        return (next(iter(ranked)),)
+    lowest = dict(zip(metadata.classes, metadata.thresholds, strict=True))
+    return tuple(label for label, probability in ranked.items() if probability >= lowest[label])
 
 
 def list_images(paths: Iterable[Path]) -> list[Path]:
@@ -177,9 +202,9 @@ def predict(
     """Classify images in batches. An unreadable image is reported and the others are still classified.
 
     Args:
-        run: run or checkpoint folder, or an exported ONNX file.
+        run: run or checkpoint folder, or an exported ONNX file or OpenVINO IR.
         invert: for digits, True if the ink is darker than the paper; None: detected in each image.
-        explain_dir: folder for Grad-CAM images.
+        explain_dir: folder for images with heat maps.
     """
     files = list_images(paths)
     sizes = (min(BATCH_SIZE, len(files)),)
@@ -192,12 +217,13 @@ def predict(
         inputs = _read(files[start : start + BATCH_SIZE], classifier.metadata, invert, failures)
         if inputs:
             predictions += _predict_batch(classifier, inputs, explain_dir)
-    return PredictReport(predictions, failures, describe(classifier.engine))
+    several = classifier.metadata.thresholds is not None
+    return PredictReport(predictions, failures, describe(classifier.engine), several)
 
 
 def choose_model(path: Path) -> Path:
     """Return an exported file itself, or the best checkpoint of a run."""
-    if path.suffix == ".onnx":
+    if is_exported(path):
         return path
     from convolve.checkpoint.store import choose_checkpoint
 
@@ -227,12 +253,13 @@ def _predict_batch(classifier: Classifier, inputs: dict[Path, Images], explain_d
     for path, row, explanation in zip(inputs, probabilities, explanations, strict=True):
         ranked = rank_classes(row, classifier.metadata.classes)
         label = next(iter(ranked))
-        predictions.append(Prediction(str(path), label, ranked[label], ranked, explanation))
+        labels = choose_labels(ranked, classifier.metadata)
+        predictions.append(Prediction(str(path), label, ranked[label], ranked, explanation, labels))
     return predictions
 
 
 def _write_overlays(inputs: dict[Path, Images], heatmaps: Heatmaps, folder: Path) -> list[str]:
-    """Write one Grad-CAM image for each input and return the paths. Equal names get a number."""
+    """Write one heat map for each input and return the paths. Equal names get a number."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,9 +1,12 @@
 """Export formats: how each file is written and run.
 
-Every file contains the model's metadata and maps uint8 pixels [N, H, W, C] with any N to float32 logits [N, classes].
-The graph includes normalization.
+Every file contains the model's metadata and maps uint8 pixels [N, H, W, C] with any N to float32 logits [N, classes],
+LiteRT and Core ML with N = 1. The graph includes normalization.
 
     onnx         one file with the weights as constants of the graph, for onnxruntime and other ONNX runtimes
+    openvino     OpenVINO IR: a graph, and the weights in a second file beside it
+    litert       LiteRT (TensorFlow Lite), for phones and microcontrollers, one image at a time
+    coreml       Core ML package for Apple's systems, one image at a time, float32 pixel values; not executed here
     pt2          torch.export's archive, for PyTorch
     aoti         machine code for this CPU in one package (AOTInductor), for C++ without Python and for PyTorch
     safetensors  weights and metadata only, for programs that have the model's code
@@ -32,6 +35,7 @@ from convolve.data.transforms.normalize import Transform
 from convolve.directory import private_folder
 from convolve.errors import CheckpointError, ConvolveError, ExtraError
 from convolve.files import file_sha256
+from convolve.inference import coreml, litert, openvino_ir
 from convolve.inference.engines.base import Logits, Pixels
 from convolve.inference.engines.onnx import open_onnxruntime
 from convolve.inference.engines.probe import Predictor
@@ -69,12 +73,20 @@ _METADATA_FILE = f"{METADATA_KEY}.json"
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """File suffix of a format, and the functions that write and open such a file."""
+    """File suffix of a format, and the functions that write and open such a file.
+
+    `reader` is a program that requires the last part of the suffix, `companions` are the suffixes of further files.
+    `one_image` formats run one image at a time.
+    """
 
     suffix: str
     write: Callable[[ExportModule, ModelMetadata, Path], None]
     open: Callable[[Path], tuple[Predictor, ModelMetadata]]
     has_graph: bool = True
+    reader: str | None = None
+    companions: tuple[str, ...] = ()
+    one_image: bool = False
+    is_folder: bool = False
 
 
 @contextmanager
@@ -93,10 +105,12 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def trace(module: ExportModule, metadata: ModelMetadata) -> torch.export.ExportedProgram:
-    """Trace a module into a graph with a dynamic batch size."""
+def trace(module: ExportModule, metadata: ModelMetadata, *, one_image: bool = False) -> torch.export.ExportedProgram:
+    """Trace a module into a graph with a dynamic batch size, or for one image."""
     channels, height, width = metadata.transform.shape
-    example = torch.zeros((2, height, width, channels), dtype=torch.uint8)
+    example = torch.zeros((1 if one_image else 2, height, width, channels), dtype=torch.uint8)
+    if one_image:
+        return torch.export.export(module, (example,))
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     return torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
 
@@ -125,6 +139,28 @@ def _open_onnx(path: Path) -> tuple[Predictor, ModelMetadata]:
     require_onnx()
     engine = open_onnxruntime(path, torch.get_num_threads())
     return engine.run, read_metadata(engine.properties, path)
+
+
+def _write_openvino(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
+    openvino_ir.require_openvino("--format openvino")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder) / "model.onnx"
+        _write_onnx(module, metadata, draft)
+        openvino_ir.write_ir(draft, metadata, path)
+
+
+def _open_openvino(path: Path) -> tuple[Predictor, ModelMetadata]:
+    metadata = openvino_ir.read_ir(path)
+    return openvino_ir.open_ir(path, torch.get_num_threads()).run, metadata
+
+
+def _write_litert(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
+    litert.find_python()
+    litert.write_litert(trace(module, metadata, one_image=True), metadata, path)
+
+
+def _open_coreml(path: Path) -> tuple[Predictor, ModelMetadata]:
+    raise CheckpointError(f"{path}: Core ML packages run on Apple's systems only; give the run or another export")
 
 
 def _write_pt2(module: ExportModule, metadata: ModelMetadata, path: Path) -> None:
@@ -223,8 +259,17 @@ def _torch_predictor(module: Callable[[torch.Tensor], torch.Tensor]) -> Predicto
 
 FORMATS: dict[str, ExportFormat] = {
     "onnx": ExportFormat(".onnx", _write_onnx, _open_onnx),
+    "openvino": ExportFormat(
+        openvino_ir.SUFFIX,
+        _write_openvino,
+        _open_openvino,
+        reader="OpenVINO",
+        companions=(openvino_ir.WEIGHTS_SUFFIX,),
+    ),
+    "litert": ExportFormat(litert.SUFFIX, _write_litert, litert.open_litert, one_image=True),
+    "coreml": ExportFormat(coreml.SUFFIX, coreml.write_coreml, _open_coreml, reader="Core ML", is_folder=True),
     "pt2": ExportFormat(".pt2", _write_pt2, _open_pt2),
-    "aoti": ExportFormat(".aoti.pt2", _write_aoti, _open_aoti),
+    "aoti": ExportFormat(".aoti.pt2", _write_aoti, _open_aoti, reader="torch"),
     "safetensors": ExportFormat(".safetensors", _write_safetensors, _open_safetensors, has_graph=False),
 }
 

@@ -18,11 +18,13 @@ from convolve.checkpoint.provenance import read_provenance
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError
 from convolve.inference.preprocess import InputSpec
+from convolve.label_scores import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from convolve.runs.load import TrainedModel
 
 FORMAT = 1
+FORMAT_SEVERAL_LABELS = 2
 METADATA_KEY = "convolve"
 _FITS = ("digit", "photo")
 
@@ -34,6 +36,9 @@ class ModelMetadata:
     `weights` are name, source and license of the pretrained weights that training started from. `quantization` is that
     of an int8 file: the accuracy of the model (`float_accuracy`) and of the file on each engine (`accuracies`), on all
     `test_samples` images, in [0, 1].
+
+    If images have several labels, `thresholds` are the probabilities from which on each label is predicted, and a
+    probability is the sigmoid of a logit. Otherwise it is None, and probabilities are the softmax of the logits.
     """
 
     model: str
@@ -44,6 +49,7 @@ class ModelMetadata:
     convolve: str
     weights: Mapping[str, str | None] | None = None
     quantization: Mapping[str, Any] | None = None
+    thresholds: tuple[float, ...] | None = None
 
     @property
     def input_spec(self) -> InputSpec:
@@ -54,10 +60,12 @@ class ModelMetadata:
     def to_json(self) -> str:
         """Return one line of JSON."""
         fields = {**asdict(self), "transform": self.transform.to_json()}
-        for name in ("weights", "quantization"):
+        for name in ("weights", "quantization", "thresholds"):
             if fields[name] is None:
                 del fields[name]
-        return json.dumps({"format": FORMAT, **fields}, sort_keys=True)
+        # Versions that know one class per image only must not read a file with several labels.
+        number = FORMAT if self.thresholds is None else FORMAT_SEVERAL_LABELS
+        return json.dumps({"format": number, **fields}, sort_keys=True)
 
     def to_strings(self) -> dict[str, str]:
         """Return the metadata as plain strings for readers without a JSON parser, class names one per line."""
@@ -68,6 +76,7 @@ class ModelMetadata:
             "shape": f"{height} {width} {channels}",
             "fit": self.fit,
             "crop": repr(self.transform.crop_fraction),
+            **({} if self.thresholds is None else {"thresholds": "\n".join(map(repr, self.thresholds))}),
         }
 
     @classmethod
@@ -75,7 +84,7 @@ class ModelMetadata:
         """Parse `to_json` output; `source` names the file in error messages."""
         try:
             stored: Mapping[str, Any] = json.loads(text)
-            if stored["format"] != FORMAT or stored["fit"] not in _FITS:
+            if stored["format"] not in (FORMAT, FORMAT_SEVERAL_LABELS) or stored["fit"] not in _FITS:
                 raise ValueError(f"format {stored['format']}, fit {stored['fit']}")
             return cls(
                 model=str(stored["model"]),
@@ -86,6 +95,7 @@ class ModelMetadata:
                 convolve=str(stored["convolve"]),
                 weights=read_provenance(stored.get("weights")),
                 quantization=_read_quantization(stored.get("quantization")),
+                thresholds=_read_thresholds(stored.get("thresholds"), len(stored["classes"])),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{source}: cannot read its metadata ({error}); export the run again") from None
@@ -97,6 +107,15 @@ def _read_quantization(stored: Any) -> dict[str, Any] | None:
     accuracies = {str(name): float(value) for name, value in stored["accuracies"].items()}
     float_accuracy, count = float(stored["float_accuracy"]), int(stored["test_samples"])
     return {"float_accuracy": float_accuracy, "accuracies": accuracies, "test_samples": count}
+
+
+def _read_thresholds(stored: Any, count: int) -> tuple[float, ...] | None:
+    if stored is None:
+        return None
+    thresholds = tuple(float(value) for value in stored)
+    if len(thresholds) != count or not all(0 <= value <= 1 for value in thresholds):
+        raise ValueError(f"{len(thresholds)} thresholds for {count} labels")
+    return thresholds
 
 
 def read_metadata(strings: Mapping[str, str], path: Path) -> ModelMetadata:
@@ -117,4 +136,12 @@ def metadata_of(trained: TrainedModel) -> ModelMetadata:
         step=trained.step,
         convolve=__version__,
         weights=trained.weights,
+        thresholds=_thresholds_of(trained),
     )
+
+
+def _thresholds_of(trained: TrainedModel) -> tuple[float, ...] | None:
+    """Return the thresholds of several labels; one half if the checkpoint was not validated."""
+    if trained.task != "multi-label":
+        return None
+    return trained.thresholds or (DEFAULT_THRESHOLD,) * len(trained.classes)

@@ -18,8 +18,10 @@ from convolve.cli.main import dispatch
 from convolve.config.schema import ModelConfig
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
-from convolve.export import export
-from convolve.export.export import compare, reference_predictor, require_equal, sample_pixels
+from convolve.export import export, int8
+from convolve.export.export import compare, require_equal, sample_pixels
+from convolve.export.reference import export_module, reference_predictor
+from convolve.inference.engines.base import is_installed
 from convolve.inference.formats import FORMATS, ExportModule, open_export, read_weights, write_export
 from convolve.inference.metadata import ModelMetadata, metadata_of
 from convolve.layers.batch_norm import BatchNorm2d
@@ -33,6 +35,10 @@ from norm_steps import update_statistics
 
 PHOTO_MODELS = [name for name in ("resnet18", "efficientnet-b0") if name in registry.names()]
 
+OPENVINO = pytest.param(
+    "openvino",
+    marks=pytest.mark.skipif(not is_installed("openvino"), reason="the extra 'openvino' is not installed"),
+)
 SLOW_AOTI = pytest.param("aoti", marks=[pytest.mark.slow, pytest.mark.skipif(not which("g++"), reason="no g++")])
 
 needs_onnx = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -80,7 +86,7 @@ def model_and_metadata(name):
 
 
 @needs_onnx
-@pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
+@pytest.mark.parametrize("form", ["onnx", OPENVINO, "pt2", SLOW_AOTI])
 @pytest.mark.parametrize("name", ["lenet-bn", *(pytest.param(name, marks=pytest.mark.slow) for name in PHOTO_MODELS)])
 def test_an_export_equals_its_model(name, form, tmp_path):
     if form == "onnx":
@@ -104,7 +110,7 @@ def test_an_export_equals_its_model(name, form, tmp_path):
 
 
 @needs_onnx
-@pytest.mark.parametrize("form", ["onnx", "pt2", SLOW_AOTI])
+@pytest.mark.parametrize("form", ["onnx", OPENVINO, "pt2", SLOW_AOTI])
 def test_an_export_predicts_every_test_image_as_the_run_does(form, exported, run_folder):
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
@@ -148,12 +154,37 @@ def test_int8_accuracy_is_close_to_that_of_the_model(exported, run_folder, tmp_p
 
 
 @needs_onnx
+def test_int8_of_an_ir_is_measured_with_openvino(exported, run_folder, tmp_path):
+    pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
+    report = export.export(run_folder, "openvino", SilentConsole(), output=tmp_path / "small.xml", int8=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"small.xml", "small.bin"}
+    assert report.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert (tmp_path / "small.bin").stat().st_size < exported("openvino").path.with_suffix(".bin").stat().st_size / 2
+    trained = load_trained(choose_checkpoint(run_folder))
+    predictor, metadata = open_export("openvino", report.path)
+    batches = [*iter_test_batches(open_run_data(trained, SilentConsole()))]
+    correct = sum(int((predictor(pixels).argmax(1) == labels).sum()) for pixels, labels in batches)
+    assert report.int8_accuracy == correct / 297 and abs(report.accuracy - report.int8_accuracy) <= 3 / 297
+    assert metadata.quantization["accuracies"] == {"openvino": correct / 297}
+
+
+@needs_onnx
+def test_a_failed_ir_leaves_no_file(run_folder, tmp_path, monkeypatch):
+    pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
+    (tmp_path / "model.bin").write_bytes(b"before")
+    monkeypatch.setattr(export, "TOLERANCE", -1)
+    with pytest.raises(ConvolveError, match="model.xml: logits differ"):
+        export.export(run_folder, "openvino", SilentConsole(), output=tmp_path / "model.xml")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+
+
+@needs_onnx
 def test_int8_that_loses_too_much_is_rejected_and_an_engine_that_does_cannot_run_the_file(
     run_folder, tmp_path, monkeypatch
 ):
     pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
     lost = {"onnxruntime": 0.7, "openvino": 0.9}
-    monkeypatch.setattr(export, "_measure_int8", lambda *given: export.Int8Accuracy(0.9, dict(lost), 297))
+    monkeypatch.setattr(int8, "_measure", lambda *given: int8.Int8Accuracy(0.9, dict(lost), 297))
     path = tmp_path / "small.onnx"
     with pytest.raises(ConvolveError, match=r"^--int8: loses 20.00% of accuracy \(90.00% to 70.00%\), more"):
         export.export(run_folder, "onnx", SilentConsole(), output=path, int8=True)
@@ -173,7 +204,7 @@ def test_every_format_of_a_deep_model_predicts_all_digits_alike(name, tmp_path):
     session.train(digits_config(tmp_path / "run", model=name, report=False), SilentConsole())
     trained = load_trained(choose_checkpoint(tmp_path / "run"))
     predictors = [reference_predictor(trained)]
-    for form in ("onnx", "pt2", "aoti"):
+    for form in ("onnx", *(["openvino"] if is_installed("openvino") else []), "pt2", "aoti"):
         report = export.export(tmp_path / "run", form, SilentConsole())
         assert report.largest_difference <= 1e-4
         predictors.append(open_export(form, report.path)[0])
@@ -188,8 +219,8 @@ def test_every_format_of_a_deep_model_predicts_all_digits_alike(name, tmp_path):
 def test_batch_norms_are_folded_in_a_graph(run_folder):
     trained = load_trained(choose_checkpoint(run_folder))
     assert count_batch_norms(trained.model) == 1
-    assert count_batch_norms(export.export_module(trained, "pt2")) == 0
-    assert count_batch_norms(export.export_module(trained, "safetensors")) == 1
+    assert count_batch_norms(export_module(trained, "pt2")) == 0
+    assert count_batch_norms(export_module(trained, "safetensors")) == 1
 
 
 def test_exported_weights_are_bit_identical(run_folder, tmp_path):
@@ -201,10 +232,11 @@ def test_exported_weights_are_bit_identical(run_folder, tmp_path):
 
 
 @needs_onnx
-@pytest.mark.parametrize("form", ["onnx", "pt2", "safetensors", SLOW_AOTI])
+@pytest.mark.parametrize("form", ["onnx", OPENVINO, "pt2", "safetensors", SLOW_AOTI])
 def test_an_exported_file_has_the_permissions_of_any_new_file(form, exported, tmp_path):
     (tmp_path / "new").touch()
-    assert exported(form).path.stat().st_mode == (tmp_path / "new").stat().st_mode
+    modes = {path.stat().st_mode for path in exported(form).path.parent.iterdir()}
+    assert modes == {(tmp_path / "new").stat().st_mode}
 
 
 def test_the_command_exports_into_the_run_folder(run_folder, capsys):
@@ -230,7 +262,9 @@ def test_wrong_options_are_reported_in_one_line(run_folder, tmp_path):
         export.export(run_folder, "pt3", SilentConsole())
     with pytest.raises(ConfigError, match="only if they end in .pt2"):
         export.export(run_folder, "aoti", SilentConsole(), output=tmp_path / "model.aoti")
-    with pytest.raises(ConfigError, match="only ONNX supports int8"):
+    with pytest.raises(ConfigError, match="OpenVINO reads openvino files only if they end in .xml; rename it"):
+        export.export(run_folder, "openvino", SilentConsole(), output=tmp_path / "model.ir")
+    with pytest.raises(ConfigError, match="--int8 with --format pt2: not supported; use --format onnx or openvino"):
         export.export(run_folder, "pt2", SilentConsole(), int8=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConvolveError, match="cannot write"):

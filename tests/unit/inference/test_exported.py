@@ -1,7 +1,8 @@
-"""Exported ONNX files are classified and served by onnxruntime or OpenVINO, without torch."""
+"""Exported ONNX files and OpenVINO IRs are classified and served by onnxruntime or OpenVINO, without torch."""
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -15,7 +16,7 @@ from convolve.errors import CheckpointError, ConfigError
 from convolve.export.export import export
 from convolve.inference.classifier import LoadOptions, load_classifier
 from convolve.inference.engines.factory import open_engine
-from convolve.inference.exported import open_onnx_file
+from convolve.inference.exported import open_ir_file, open_onnx_file
 from convolve.loggers.base import SilentConsole
 
 pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
@@ -28,6 +29,19 @@ def onnx_file(digits_run, tmp_path_factory):
     return export(digits_run, "onnx", SilentConsole(), output=path).path
 
 
+@pytest.fixture(scope="module")
+def ir_file(digits_run, tmp_path_factory):
+    pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
+    path = tmp_path_factory.mktemp("exported") / "digits.xml"
+    return export(digits_run, "openvino", SilentConsole(), output=path).path
+
+
+def copy_ir(ir_file, folder):
+    for file in (ir_file, ir_file.with_suffix(".bin")):
+        shutil.copy(file, folder)
+    return folder / ir_file.name
+
+
 def test_both_engines_agree_and_torch_is_rejected(onnx_file):
     pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
     images = np.ascontiguousarray(load_digits().test.images[:40])
@@ -37,10 +51,64 @@ def test_both_engines_agree_and_torch_is_rejected(onnx_file):
         load_classifier(onnx_file, LoadOptions("torch", 1))
 
 
-def test_an_exported_file_cannot_be_explained(onnx_file):
+def test_an_ir_equals_the_onnx_file_at_any_batch_size_and_runs_with_openvino_only(onnx_file, ir_file):
+    images = np.ascontiguousarray(load_digits().test.images[:40])
+    classifier, reference = load_classifier(ir_file, LoadOptions(threads=1)), load_classifier(onnx_file, LoadOptions())
+    assert classifier.engine.name == "openvino" and classifier.metadata == reference.metadata
+    for count in (1, 3, 40):
+        assert np.abs(classifier.classify(images[:count]) - reference.classify(images[:count])).max() < 1e-4
+    for name in ("torch", "onnxruntime"):
+        with pytest.raises(ConfigError, match=f"--engine {name}: cannot run digits.xml; "):
+            load_classifier(ir_file, LoadOptions(name, 1))
+
+
+def test_python_loads_an_ir(ir_file):
+    import convolve
+
+    classifier = convolve.load(ir_file)
+    assert classifier.engine.startswith("openvino ") and classifier.classes == tuple("0123456789")
+
+
+def test_an_ir_with_weights_of_another_export_is_rejected(ir_file, tmp_path):
+    path = copy_ir(ir_file, tmp_path)
+    weights = bytearray(path.with_suffix(".bin").read_bytes())
+    weights[100] ^= 1
+    path.with_suffix(".bin").write_bytes(weights)
+    with pytest.raises(CheckpointError, match=r"digits\.bin: not the weights of digits\.xml; export the run again"):
+        open_ir_file(path, 1)
+    path.with_suffix(".bin").unlink()
+    with pytest.raises(CheckpointError, match=r"digits\.bin: no such file; an OpenVINO model is digits\.xml with"):
+        open_ir_file(path, 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: "not a model",
+        lambda text: text[: len(text) // 2],
+        lambda text: '<?xml version="1.0"?><net name="x" version="11"><layers/></net>',
+        lambda text: re.sub(r'type="Convolution"', 'type="Unheard" version="extension"', text),
+        lambda text: re.sub(r'offset="\d+"', 'offset="99999999999"', text),
+        lambda text: re.sub(r'size="\d+"', 'size="99999999999"', text),
+        lambda text: re.sub(r"weights_sha256", "other", text),
+        lambda text: re.sub(r"(?s)<rt_info>.*</rt_info>", "", text),
+    ],
+)
+def test_a_damaged_ir_is_reported_in_one_line(ir_file, tmp_path, damage):
+    path = copy_ir(ir_file, tmp_path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(CheckpointError, match=r"^[^\n]*digits\.(xml|bin): [^\n]+$"):
+        open_ir_file(path, 1)
+
+
+def test_an_exported_file_is_explained_by_occlusion(onnx_file):
     classifier = load_classifier(onnx_file, LoadOptions(threads=1))
-    with pytest.raises(ConfigError, match=r"digits\.onnx: an exported file has no layers"):
-        classifier.explain(np.zeros((1, 28, 28, 1), np.uint8), np.zeros(1, np.int64))
+    images = np.ascontiguousarray(load_digits().test.images[:3])
+    heatmaps = classifier.explain(images, classifier.classify(images).argmax(axis=1))
+    assert classifier.saliency == "occlusion" and heatmaps.shape == (3, 28, 28)
+    ink = images[..., 0] > 128
+    assert all(heatmap[one].mean() > heatmap.mean() for heatmap, one in zip(heatmaps, ink, strict=True))
 
 
 def test_a_quantized_file_runs_only_on_engines_whose_accuracy_was_measured(onnx_file):
@@ -62,9 +130,11 @@ def test_an_unreadable_file_is_reported_in_one_line(tmp_path, content):
         open_onnx_file(path, 1)
 
 
-def test_a_server_of_an_exported_file_does_not_load_torch(onnx_file, tmp_path):
+@pytest.mark.parametrize(("kind", "engine"), [("onnx_file", "onnxruntime"), ("ir_file", "openvino")])
+def test_a_server_of_an_exported_file_does_not_load_torch(kind, engine, request, tmp_path):
     pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
-    words = ["serve", str(onnx_file), "--port", "0", "--threads", "1", "--engine", "onnxruntime"]
+    file = request.getfixturevalue(kind)
+    words = ["serve", str(file), "--port", "0", "--threads", "1", "--engine", engine]
     code = f"""
 import sys
 from convolve.cli.main import dispatch
@@ -77,11 +147,14 @@ sys.exit(3 if "torch" in sys.modules else status)
         request = urllib.request.Request(f"{address}predict?explain=1", image, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as response:
             (prediction,) = json.loads(response.read())["predictions"]
-        assert set(prediction) >= {"label", "probability"} and "explanation" not in prediction
+        assert set(prediction) >= {"label", "probability"}
+        assert prediction["explanation"].startswith("data:image/png;base64,")
+        with urllib.request.urlopen(f"{address}samples") as response:
+            assert json.loads(response.read()) == {"samples": {}}
         with urllib.request.urlopen(f"{address}metrics") as response:
-            assert 'convolve_engine_info{model="digits",engine="onnxruntime",' in response.read().decode()
+            assert f'convolve_engine_info{{model="digits",engine="{engine}",' in response.read().decode()
         with urllib.request.urlopen(f"{address}models") as response:
-            assert json.loads(response.read())["models"][0]["engine"].startswith("onnxruntime ")
+            assert json.loads(response.read())["models"][0]["engine"].startswith(f"{engine} ")
         server.terminate()
         assert server.wait(30) == 0, "torch was imported, or the server failed"
 

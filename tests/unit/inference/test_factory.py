@@ -113,13 +113,30 @@ def test_a_remembered_engine_is_verified_again():
     assert "skipped" in lines[0]
 
 
-def test_auto_chooses_for_each_batch_size():
+def test_auto_chooses_for_each_batch_size(monkeypatch):
+    monkeypatch.setattr(factory, "measure", lambda engines, pixels, *, seconds: measure_by_size(len(pixels)))
     engine = open_engine("auto", Source(), print, (1, 64))
     assert isinstance(engine, EngineSet) and list(engine.engines) == [1, 64]
     for size in (1, 7, 9, 200):
         engine.run(np.zeros((size, 4, 4, 1), np.uint8))
     assert engine.engines[1].calls[-2:] == [1, 7] and engine.engines[64].calls[-2:] == [9, 200]
-    assert (engine.name, engine.version) == ("onnxruntime", "1")
+    assert (engine.name, engine.version) == ("torch, onnxruntime", "1, 1")
+
+
+def measure_by_size(size):
+    """Stand in for the clock: torch is faster for one image, onnxruntime for batches."""
+    name = "torch" if size == 1 else "onnxruntime"
+    return choice.Choice(name, {name: 1000.0})
+
+
+def test_an_engine_for_any_batch_size_is_opened_and_verified_once():
+    engine = open_engine("auto", Source(), print, (1, 64))
+    assert engine.name == "onnxruntime" and engine.calls == [1, 2, 7]
+
+
+def test_an_engine_is_verified_at_the_batch_size_that_it_is_compiled_for(monkeypatch):
+    monkeypatch.setattr(factory, "COMPILED_FOR_SIZE", ("onnxruntime",))
+    assert open_engine("onnxruntime", Source(), print, (64,)).calls == [1, 2, 7, 64]
 
 
 def test_auto_does_not_measure_for_a_few_images(monkeypatch):

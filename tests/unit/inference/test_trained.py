@@ -84,7 +84,8 @@ def test_an_engine_with_the_export_of_another_model_is_rejected(digits_run, monk
         path.unlink()
 
 
-def test_aoti_takes_part_in_auto_only_if_it_is_compiled(digits_run):
+def test_aoti_takes_part_in_auto_only_if_it_is_compiled(digits_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path))
     assert open_source(digits_run).quick_names == ("torch", "onnxruntime", "openvino")
 
 

@@ -13,6 +13,8 @@ Logits = npt.NDArray[np.float32]
 AUTO = "auto"
 ENGINES = ("torch", "onnxruntime", "openvino", "aoti")
 CHOICES = (AUTO, *ENGINES)
+# Engines that are compiled for one batch size; another one needs another engine.
+COMPILED_FOR_SIZE = ("openvino",)
 _EXTRAS = {"onnxruntime": "export", "openvino": "openvino"}
 
 

@@ -6,21 +6,35 @@ is logged and skipped.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib import metadata
 from typing import Protocol
 
 import numpy as np
 
 from convolve.errors import ConfigError, ConvolveError, suggest, to_one_line
-from convolve.inference.engines.base import AUTO, Engine, Logits, Pixels, check_name, describe, is_installed
+from convolve.inference.engines import probe
+from convolve.inference.engines.base import (
+    AUTO,
+    COMPILED_FOR_SIZE,
+    Engine,
+    Logits,
+    Pixels,
+    check_name,
+    describe,
+    is_installed,
+)
 from convolve.inference.engines.choice import MEASURE_SECONDS, Choice, Setting, measure, read_choice, store_choice
 from convolve.inference.engines.probe import Predictor, compare, sample_pixels
+from convolve.inference.metadata import ModelMetadata
 
 BATCH_SIZES = (1, 8, 64)
 PAYOFF_SECONDS = 10.0
 PAYOFF_SAMPLE = 8
 _PACKAGES = {"aoti": "torch"}
 Log = Callable[[str], object]
+# Opens and verifies an engine by its name and the batch size that it is compiled for, once.
+OpenFn = Callable[[str, int | None], Engine]
 
 
 class EngineSource(Protocol):
@@ -33,6 +47,10 @@ class EngineSource(Protocol):
     @property
     def label(self) -> str:
         """Name of the model in messages."""
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """Class names and input format."""
 
     @property
     def threads(self) -> int:
@@ -93,13 +111,14 @@ def open_engine(
     check_name(name)
     if name == AUTO and expected_images is not None and _is_short(source, expected_images):
         name = source.names[0]
+    open_verified = cache(partial(_open_verified, source))
     if name == AUTO:
         sizes = sorted(set(batch_sizes))
-        engines = {size: _choose(source, size, MEASURE_SECONDS / len(sizes), log) for size in sizes}
+        engines = {size: _choose(source, open_verified, size, MEASURE_SECONDS / len(sizes), log) for size in sizes}
         return EngineSet(engines) if len({id(engine) for engine in engines.values()}) > 1 else engines[min(engines)]
     if name not in source.names:
         raise ConfigError(f"--engine {name}: cannot run {source.label}; {suggest(name, (AUTO, *source.names))}")
-    engine = _open_verified(name, source, batch_sizes[0])
+    engine = open_verified(name, _compiled_size(name, batch_sizes[0]))
     log(f"engine {describe(engine)}, {_format_threads(source)}")
     return engine
 
@@ -114,7 +133,12 @@ def _is_short(source: EngineSource, images: int) -> bool:
     return (time.perf_counter() - start) * images / count < PAYOFF_SECONDS
 
 
-def _open_verified(name: str, source: EngineSource, batch_size: int | None) -> Engine:
+def _compiled_size(name: str, batch_size: int) -> int | None:
+    """Return the batch size that an engine is compiled for; None if it runs all sizes alike."""
+    return batch_size if name in COMPILED_FOR_SIZE else None
+
+
+def _open_verified(source: EngineSource, name: str, batch_size: int | None) -> Engine:
     """Open an engine and reject one that fails or whose logits differ from those of the model."""
     if name == source.names[0]:
         return source.open(name, batch_size)
@@ -122,7 +146,8 @@ def _open_verified(name: str, source: EngineSource, batch_size: int | None) -> E
     remedy = f"use --engine {source.names[0]}"
     try:
         engine = source.open(name, batch_size)
-        result = compare(engine.run, source.reference(), sample_pixels(height, width, channels))
+        sizes = tuple(dict.fromkeys((*probe.BATCH_SIZES, batch_size or 1)))
+        result = compare(engine.run, source.reference(), sample_pixels(height, width, channels, sum(sizes)), sizes)
     except ConvolveError:
         raise
     except Exception as error:  # an engine is another program, which can fail in any way
@@ -136,22 +161,22 @@ def _open_verified(name: str, source: EngineSource, batch_size: int | None) -> E
     return engine
 
 
-def _choose(source: EngineSource, batch_size: int, seconds: float, log: Log) -> Engine:
+def _choose(source: EngineSource, open_verified: OpenFn, batch_size: int, seconds: float, log: Log) -> Engine:
     """Return the fastest engine for a batch size, from the cache if it was measured before."""
     names = [name for name in source.quick_names if is_installed(name)]
     versions = {name: metadata.version(_PACKAGES.get(name, name)) for name in names}
     if len(names) == 1:
-        engine = _open_verified(names[0], source, batch_size)
+        engine = open_verified(names[0], _compiled_size(names[0], batch_size))
         log(f"engine {describe(engine)}, {_format_threads(source)}; no other is installed")
         return engine
     setting = Setting(source.structure, batch_size, source.threads, versions)
     stored = read_choice(setting)
     if stored is not None:
-        engines = _open_all([stored.engine], source, batch_size, log)
+        engines = _open_all([stored.engine], open_verified, batch_size, log)
         if engines:
             log(_describe_choice(engines[stored.engine], batch_size, source, stored, ["measured earlier"]))
             return engines[stored.engine]
-    engines = _open_all(names, source, batch_size, log)
+    engines = _open_all(names, open_verified, batch_size, log)
     channels, height, width = source.shape
     pixels = np.ascontiguousarray(sample_pixels(height, width, channels, batch_size))
     choice = measure(engines, pixels, seconds=seconds)
@@ -161,11 +186,11 @@ def _choose(source: EngineSource, batch_size: int, seconds: float, log: Log) -> 
     return engines[choice.engine]
 
 
-def _open_all(names: Sequence[str], source: EngineSource, batch_size: int, log: Log) -> dict[str, Engine]:
+def _open_all(names: Sequence[str], open_verified: OpenFn, batch_size: int, log: Log) -> dict[str, Engine]:
     engines: dict[str, Engine] = {}
     for name in names:
         try:
-            engines[name] = _open_verified(name, source, batch_size)
+            engines[name] = open_verified(name, _compiled_size(name, batch_size))
         except ConvolveError as error:
             log(f"engine {name}: skipped ({error})")
     return engines

@@ -1,4 +1,4 @@
-"""Engines that run an ONNX file: onnxruntime and OpenVINO. Neither needs torch.
+"""Engines that run an ONNX file: onnxruntime and OpenVINO, which also runs its IR. Neither needs torch.
 
 Both compute in fp32, or in int8 where the file is quantized. OpenVINO would otherwise round to bf16 on CPUs that have
 instructions for it. Threads are those of convolve, not those that an engine finds.
@@ -105,7 +105,7 @@ class OpenVinoEngine:
 
 
 def open_openvino(path: Path, threads: int, batch_size: int | None = None) -> OpenVinoEngine:
-    """Open an ONNX file with OpenVINO, compiled for a batch size; None: for any."""
+    """Open an ONNX file or an OpenVINO IR with OpenVINO, compiled for a batch size; None: for any."""
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}

@@ -1,8 +1,9 @@
 """Comparison of an engine or exported file with the model that it was made from.
 
-The arithmetic: on images of noise, at batch sizes 1, 2 and 7, the difference is max |a - b| / max |b|, where a are the
-logits of the engine and b those of the model. It may be at most 1e-4. Engines sum products in other orders than torch,
-which changes about the last two of seven decimal digits; a wrong operator, layout or weight changes the first ones.
+The arithmetic: on images of noise, at batch sizes 1, 2, 7 and the one that an engine is compiled for, the difference is
+max |a - b| / max |b|, where a are the logits of the engine and b those of the model. It may be at most 1e-4. Engines
+sum products in other orders than torch, which changes about the last two of seven decimal digits; a wrong operator,
+layout or weight changes the first ones.
 Quantized files may differ by 0.1: engines round the activations of each layer differently by one step of 1/255.
 """
 
@@ -36,10 +37,12 @@ def sample_pixels(height: int, width: int, channels: int, count: int = sum(BATCH
     return np.where((np.arange(count) % 2 == 0)[:, None, None, None], noise, smooth)
 
 
-def compare(predictor: Predictor, reference: Predictor, pixels: Pixels) -> VerifyResult:
-    """Run both functions on different images at batch sizes 1, 2 and 7."""
+def compare(
+    predictor: Predictor, reference: Predictor, pixels: Pixels, sizes: tuple[int, ...] = BATCH_SIZES
+) -> VerifyResult:
+    """Run both functions on different images at several batch sizes."""
     differences, same, start = [0.0], True, 0
-    for size in BATCH_SIZES:
+    for size in sizes:
         batch = np.ascontiguousarray(pixels[start : start + size])
         expected, logits = reference(batch), predictor(batch)
         if logits.ndim != 2 or len(logits) != size:
@@ -48,4 +51,4 @@ def compare(predictor: Predictor, reference: Predictor, pixels: Pixels) -> Verif
         same = same and bool((expected.argmax(1) == logits.argmax(1)).all())
         start += size
     # np.max keeps NaN, which max would drop.
-    return VerifyResult(BATCH_SIZES, float(np.max(differences)), same)
+    return VerifyResult(sizes, float(np.max(differences)), same)

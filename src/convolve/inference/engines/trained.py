@@ -21,7 +21,7 @@ from convolve import __version__, device
 from convolve.data.transforms.normalize import Transform
 from convolve.directory import find_intact, private_folder
 from convolve.files import file_sha256, publish
-from convolve.inference.engines.base import ENGINES, Engine, Logits, Pixels
+from convolve.inference.engines.base import COMPILED_FOR_SIZE, ENGINES, Engine, Logits, Pixels
 from convolve.inference.engines.choice import CACHE_KIND
 from convolve.inference.engines.onnx import open_onnxruntime, open_openvino
 from convolve.inference.engines.probe import TOLERANCE, Predictor
@@ -107,8 +107,7 @@ class TrainedSource:
         return TorchEngine(self.model, self.metadata.transform).run
 
     def open(self, name: str, batch_size: int | None) -> Engine:
-        # Only OpenVINO compiles for one batch size.
-        key = (name, batch_size if name == "openvino" else None)
+        key = (name, batch_size if name in COMPILED_FOR_SIZE else None)
         if key not in self._opened:
             self._opened[key] = self._open(*key)
         return self._opened[key]
@@ -151,8 +150,14 @@ class TrainedSource:
         """Hash everything that an export depends on; machine code also depends on the CPU and its threads."""
         versions = [__version__, *(f"{name} {metadata.version(name)}" for name in _WRITERS[format_name])]
         machine = [device.cpu_name(), *sorted(device.cpu_flags()), str(self.threads)] if format_name == "aoti" else []
-        digest = hashlib.sha256("\n".join([self.structure, self.metadata.to_json(), *versions, *machine]).encode())
+        parts = [self.structure, self.metadata.to_json(), self._weights, *versions, *machine]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _weights(self) -> str:
+        """Hash of the weights."""
+        digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()[:16]
+        return digest.hexdigest()

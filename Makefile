@@ -9,7 +9,7 @@ DOCS := $(VENV)/docs
 MINUTES ?= 60
 SECONDS ?= 60
 
-.PHONY: setup lock train test coverage check bench accuracy faults fuzz sanitize soak zoo audit sbom docs clean
+.PHONY: setup lock train test coverage check bench accuracy faults fuzz sanitize mutants soak zoo audit sbom docs clean
 
 setup: $(READY)
 
@@ -67,6 +67,10 @@ fuzz: $(VENV)/.ready-fuzz
 # Native code with random shapes under the sanitizers of gcc, for vector widths 4, 8 and 16; about five minutes.
 sanitize: $(READY_DEV)
 	$(BIN)/python fuzz/sanitize.py
+
+# Proof that the tests of the findings in SECURITY.md can fail: each protection is removed in a copy; half an hour.
+mutants: $(READY_DEV)
+	$(BIN)/python fuzz/mutants.py
 
 $(VENV)/.ready-fuzz: $(READY_DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'

@@ -32,7 +32,7 @@ def private_surroundings(tmp_path_factory):
         patch.setattr(build, "TIME_LIMIT", 3600.0)
         for name in ("DATA_DIR", "DATASETS_DIR"):
             patch.delenv(name, raising=False)
-        # urllib keeps the proxies of its first request; local servers must be reached whatever these were.
+        # urllib keeps the proxies of its first request; local servers must be reached with any.
         patch.setenv("no_proxy", "127.0.0.1")
         yield
 

@@ -45,6 +45,6 @@ __all__ = [
             ),
             "convolve.loggers.base": ("TrainRecord", "ValidationRecord"),
         },
-        submodules=("data", "losses", "metrics", "models"),
+        submodules=("augmentations", "callbacks", "data", "losses", "metrics", "models", "optimizers"),
     ),
 ]

@@ -1,7 +1,10 @@
+from convolve import augmentations as augmentations
+from convolve import callbacks as callbacks
 from convolve import data as data
 from convolve import losses as losses
 from convolve import metrics as metrics
 from convolve import models as models
+from convolve import optimizers as optimizers
 from convolve.api.callbacks import Callback as Callback
 from convolve.api.checkpoints import Checkpoints as Checkpoints
 from convolve.api.checkpoints import Position as Position

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
+# CPUs without them convert every operand, so their 16-bit kernels are no faster than fp32.
+CPU_FLAGS_16_BITS = {
+    "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+    "bf16": {"avx512_bf16", "avx_ne_convert", "amx_bf16", "bf16"},
+}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 _PROBE = """
@@ -209,6 +214,9 @@ def configure(threads: int | None, *, deterministic: bool = True) -> None:
     import torch
 
     torch.set_num_threads(threads or available_threads())
+    # Accumulate products of 16-bit numbers in fp32 on NVIDIA's devices.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     # What torch.use_deterministic_algorithms does, without importing the compiler, which takes over a second.
     torch._C._set_deterministic_algorithms(deterministic, warn_only=True)
     # Deterministic mode would also fill every new tensor before it is written.
@@ -288,6 +296,26 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def has_16_bit_arithmetic(device: torch.device, format_name: str) -> bool | None:
+    """Return whether a device declares 16-bit arithmetic in `fp16` or `bf16`; None if a CPU has to be measured.
+
+    NVIDIA's have units for fp16 since capability 7.0 and for bf16 since 8.0. Other devices list the formats of their
+    autocast.
+    """
+    import torch
+
+    if device.type == "cpu":
+        flags = cpu_flags()
+        return None if not flags or flags & CPU_FLAGS_16_BITS[format_name] else False
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= ((7, 0) if format_name == "fp16" else (8, 0))
+    if not torch.amp.is_autocast_available(device.type):
+        return False
+    formats = getattr(torch.get_device_module(device), "get_amp_supported_dtype", None)
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[format_name]
+    return formats is None or dtype in formats()
 
 
 def synchronize(device: torch.device) -> None:

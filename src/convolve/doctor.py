@@ -14,6 +14,7 @@ EXTRAS = {
     "logs": ("tensorboard", "wandb"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "openvino": ("onnx", "onnxruntime", "onnxscript", "openvino"),
+    "coreml": ("coremltools",),
     "hub": ("huggingface_hub",),
     "serve": ("starlette", "uvicorn", "httptools"),
 }
@@ -23,6 +24,8 @@ NATIVE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "layers": (("batch_norm.c", "conv_pool.c", "depthwise.c", "winograd.c"), binding.OPTIONS),
     "pictures": (("jpeg.c", "resize.c"), ()),
     "number formats": (("rounding.c",), ()),
+    "half partials": (("half_partials.c",), binding.OPTIONS),
+    "checksums": (("checksum.c",), ()),
 }
 
 PROBES = [(operation, kind) for kind in ("float32", "bfloat16", "float16") for operation in ("matmul", "convolution")]

@@ -24,6 +24,7 @@ from convolve.files import file_sha256
 
 AnyT = TypeVar("AnyT")
 _PREFIX = "convolve_plugin_"
+_OPTIONS = {"augmentation": "augment", "metric": "metrics", "callback": "callbacks"}
 
 
 @dataclass
@@ -32,6 +33,11 @@ class Registry:
 
     kind: str
     _registered: dict[str, tuple[object, str]] = field(default_factory=dict)
+
+    @property
+    def option(self) -> str:
+        """Option that names one: `--optimizer` on the command line, `optimizer=` in Python."""
+        return _OPTIONS.get(self.kind, self.kind)
 
     @property
     def group(self) -> str:
@@ -76,7 +82,7 @@ class Registry:
     def resolve(self, name: str) -> Any:
         """Return what a name or a trusted `package:attribute` stands for, or raise an error."""
         if ":" in name:
-            return import_attribute(self.kind, name)
+            return import_attribute(self.kind, name, self.option)
         found = self.find(name)
         if found is None:
             known = (
@@ -106,6 +112,10 @@ MODELS = Registry("model")
 DATASETS = Registry("dataset")
 LOSSES = Registry("loss")
 METRICS = Registry("metric")
+OPTIMIZERS = Registry("optimizer")
+AUGMENTATIONS = Registry("augmentation")
+CALLBACKS = Registry("callback")
+REGISTRIES = (MODELS, DATASETS, LOSSES, METRICS, OPTIMIZERS, AUGMENTATIONS, CALLBACKS)
 
 _trusted: set[str] = set()
 _files: dict[Path, str] = {}
@@ -117,16 +127,24 @@ def origin_of(value: object) -> str:
     return f"{module.removeprefix(_PREFIX)}.{getattr(value, '__qualname__', type(value).__name__)}"
 
 
+def name_of(value: object) -> str:
+    """Return the name that a run records for an object of the user's code: `module:function`, or that of its class."""
+    inner = getattr(value, "func", value)  # of functools.partial
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
 def trust(name: str) -> None:
     """Allow a `package:attribute` to be imported, because the user typed it."""
     _trusted.add(name)
 
 
-def import_attribute(kind: str, name: str) -> Any:
-    """Return an attribute of a package; the name must be trusted."""
+def import_attribute(kind: str, name: str, option: str | None = None) -> Any:
+    """Return an attribute of a package; the name must be trusted. `option` is that of the command line [the kind]."""
+    option = option or kind
     if name not in _trusted:
         raise ConfigError(
-            f"{kind} {name}: code named in a file is never imported; name it again with --{kind} {name} or {kind}="
+            f"{kind} {name}: code named in a file is never imported; name it again with --{option} {name} or {option}="
         )
     package, _, attribute = name.partition(":")
     # The command's script folder is on the path, but not the current folder. At the end, it shadows nothing.
@@ -135,11 +153,13 @@ def import_attribute(kind: str, name: str) -> Any:
     try:
         value: Any = importlib.import_module(package)
     except Exception as error:
-        raise ConfigError(f"--{kind} {name}: cannot import {package} ({describe(error)}); fix or install it") from error
+        raise ConfigError(
+            f"--{option} {name}: cannot import {package} ({describe(error)}); fix or install it"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(value, part):
             known = [each for each in dir(value) if not each.startswith("_")]
-            raise ConfigError(f"--{kind} {name}: {package} has no attribute '{part}'; {suggest(part, known)}")
+            raise ConfigError(f"--{option} {name}: {package} has no attribute '{part}'; {suggest(part, known)}")
         value = getattr(value, part)
     return value
 
@@ -166,6 +186,32 @@ def load_file(path: Path) -> None:
         del sys.modules[name]
         raise ConfigError(f"--plugin {path}: cannot be executed ({describe(error)}); fix the file") from error
     _files[target] = digest
+
+
+@dataclass(frozen=True)
+class LoadedCode:
+    """The user's code of this process, for the other processes of its run: trusted names, files, and modules."""
+
+    trusted: tuple[str, ...]
+    files: tuple[Path, ...]
+    modules: tuple[str, ...]
+
+    def load(self) -> None:
+        """Trust, execute and import the same code in this process."""
+        _trusted.update(self.trusted)
+        for path in self.files:
+            load_file(path)
+        for module in self.modules:
+            importlib.import_module(module)
+
+
+def loaded_code() -> LoadedCode:
+    """Return the user's code of this process. Names that were registered in the main program are not included."""
+    values = [value for registry in REGISTRIES for value, _ in registry._registered.values()]
+    makers = [getattr(value, "maker", value) for value in values]
+    modules = {str(getattr(maker, "__module__", type(maker).__module__)) for maker in makers}
+    importable = {name for name in modules if not name.startswith((_PREFIX, "convolve.")) and name != "__main__"}
+    return LoadedCode(tuple(sorted(_trusted)), tuple(_files), tuple(sorted(importable)))
 
 
 def loaded_files() -> dict[str, str]:

@@ -9,6 +9,7 @@ averages/NAME/               averages of checkpoints
 dumps/                       tensors of chosen steps, and of the first overflow
 summary.json                 figures of a finished run
 calibration.json             temperature that calibrates the probabilities
+samples.json                 sample images of each class
 report.html, curves.png, model.svg, bad-samples.txt, data-checks.csv, result_SEED.txt, model.onnx, wandb/run-id.txt
 .claimed                     marks a new folder as taken; holds the lock while a run is in progress
 """
@@ -29,6 +30,7 @@ GRAPH_FILE = "model.svg"
 BAD_SAMPLES_FILE = "bad-samples.txt"
 DATA_CHECKS_FILE = "data-checks.csv"
 CALIBRATION_FILE = "calibration.json"
+SAMPLES_FILE = "samples.json"
 WANDB_ID_FILE = "wandb/run-id.txt"
 LOCK_FILE = ".claimed"
 

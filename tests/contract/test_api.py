@@ -433,7 +433,7 @@ class Recorder:
 
 
 CALLS = {
-    "train": ("train", "--epochs 1 --dataset digits", {"config", "progress"}),
+    "train": ("train", "--epochs 1 --dataset digits", {"config", "callbacks", "progress"}),
     "report": ("report", "runs/x", {"output", "progress"}),
     "doctor": ("doctor", "", {"progress"}),
     "convert": ("convert", "a.pth b.safetensors", set()),
@@ -482,10 +482,12 @@ def test_every_flag_is_a_parameter_with_the_same_default_and_help():
     from convolve.config.options import ConfigOptions, ResumeOptions
 
     parsed = vars(train.read_options([]))
-    assert set(parsed) == {"config", "config_path", "json", "photos", "plugin"}, "options are absent unless given"
+    assert set(parsed) == {"callbacks", "config", "config_path", "json", "photos", "plugin"}, (
+        "options are absent unless given"
+    )
     assert set(ConfigOptions.__annotations__) == set(SECTION_OF)
     layout = {name for name, section in SECTION_OF.items() if section == "parallel"}
-    assert set(ResumeOptions.__annotations__) == {*layout, "epochs", "iterations"}
+    assert set(ResumeOptions.__annotations__) == {*layout, "epochs", "iterations", "optimizer", "augment"}
     assert {"run", "json", "epochs", "iterations"} <= set(vars(restore.read_options(["x"])))
     options = vars(average._read_options(["x", "--mode", "mean"]))
     parameters = inspect.signature(convolve.Run.average).parameters

@@ -1,5 +1,6 @@
 """Data sets, losses, metrics and callbacks of the user's code have the guarantees of built-in ones."""
 
+import copy
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from torch import nn
 
 import convolve
 from convolve.data.dataset import Targets
+from convolve.data.loader.loader import ReplicaShard
 from convolve.engine.objective import UserLoss
 
 QUICK = {"epochs": 2, "threads": 1, "curves": False, "report": False, "logs_per_epoch": 2, "learning_rate": 0.05}
@@ -102,6 +104,10 @@ def test_random_items_are_the_same_for_any_workers_replicas_and_micro_batches(tm
     )
     joined = torch.cat([batch.images for batch in parts.micro_batches])
     assert torch.equal(whole.micro_batches[0].images, joined)
+    feed = convolve.data.loader(Rows(), batch_size=8, global_batch=24, seed=3)
+    replicas = [next(feed.steps(24, ReplicaShard(index, 3))) for index in range(3)]
+    assert [len(replica.micro_batches) for replica in replicas] == [1, 1, 1]
+    assert torch.equal(torch.cat([replica.micro_batches[0].images for replica in replicas]), joined)
 
 
 def test_a_keyed_data_set_resumes_exactly_and_keeps_every_guarantee(tmp_path):
@@ -210,6 +216,26 @@ def test_a_loss_per_sample_is_right_in_every_layout_and_with_mixup():
     torch.testing.assert_close(torch.stack(parts).sum(), focal(logits, labels).sum())
     scalar = UserLoss(nn.functional.cross_entropy)
     torch.testing.assert_close(scalar(logits, labels), nn.functional.cross_entropy(logits, labels, reduction="sum"))
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_step_with_an_own_loss_is_that_of_a_plain_loop_in_float64(tmp_path, accumulation):
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 24 * 24, 2))
+    plain = copy.deepcopy(net).double()
+    data, options = (Keyed(), Keyed()), {**QUICK, "epochs": None, "iterations": 2}
+    sizes = {"batch_size": 32 // accumulation, "gradient_accumulation_count": accumulation}
+    convolve.train(data, net, loss=focal, run_dir=tmp_path / "run", **options, **sizes)
+    steps = convolve.data.loader(data, batch_size=32, seed=0).steps()
+    for _, step in zip(range(2), steps, strict=False):
+        [batch] = step.micro_batches
+        focal(plain(batch.images.double()), batch.labels).mean().backward()
+        with torch.no_grad():
+            for weight in plain.parameters():
+                weight -= QUICK["learning_rate"] * weight.grad
+                weight.grad = None
+    for trained, expected in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(trained.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_run_minimizes_the_loss_and_reports_the_metrics_of_the_user(tmp_path):
@@ -393,13 +419,19 @@ convolve.train({data}, "lenet5", loss=focal, metrics=[certain], callbacks=[Kill(
 """
 
 
-def test_an_own_run_killed_anywhere_resumes_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize(
+    ("workers", "step"),
+    [(1, 6), pytest.param(0, 9, marks=pytest.mark.slow), pytest.param(3, 9, marks=pytest.mark.slow)],
+)
+def test_an_own_run_killed_anywhere_resumes_to_the_same_bits(tmp_path, workers, step):
     whole = train(tmp_path / "whole", Rows(), loss=focal, metrics=[certain], ckpts_per_epoch=3)
     run = tmp_path / "killed"
-    program = PROGRAM.format(folder=str(Path(__file__).parent), step=6, data="Rows()", run=str(run), workers=1)
+    program = PROGRAM.format(folder=str(Path(__file__).parent), step=step, data="Rows()", run=str(run), workers=workers)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1])])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
+    with pytest.raises(convolve.ConfigError, match="loss focal: the run was trained with your loss; give it again"):
+        convolve.open(run, data=Rows(), metrics=[certain]).resume()
     killed = convolve.open(run, data=Rows(), loss=focal, metrics=[certain])
     assert not killed.finished and killed.checkpoints[-1].step < whole.checkpoints[-1].step
     assert weights_hash(killed.resume()) == weights_hash(whole)

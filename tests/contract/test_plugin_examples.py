@@ -1,15 +1,26 @@
 """The plugins in examples/ are short, and each runs."""
 
+import json
 import runpy
 
 import pytest
 
 import convolve
+from convolve import plugins
 from convolve.cli.main import dispatch
 from documents import ROOT
 
 FOLDER = ROOT / "examples" / "plugins"
 QUICK = ["--iterations", "3", "--batch-size", "8", "--no-report", "--no-curves"]
+
+
+@pytest.fixture(autouse=True)
+def _forget_names(monkeypatch):
+    """Leave no registered names and loaded files to other tests."""
+    monkeypatch.setattr(plugins, "_files", {})
+    for value in vars(plugins).values():
+        if isinstance(value, plugins.Registry):
+            monkeypatch.setattr(value, "_registered", {})
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
@@ -25,6 +36,26 @@ def test_the_model_and_the_data_set_are_used_by_name(tmp_path, monkeypatch):
     assert dispatch(["train", "--plugin", model, "--plugin", data, *named, *QUICK]) == 0
     assert dispatch(["restore", "run", "--iterations", "4", "--plugin", model, "--plugin", data]) == 0
     assert convolve.open("run").metrics["dataset"] == "stripes"
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "name"), [("optimizer", "optimizer", "lion"), ("augmentation", "augment", "roll")]
+)
+def test_a_part_is_used_by_its_name(file, kind, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plugin = ["--plugin", str(FOLDER / f"{file}.py")]
+    words = [f"--{kind}", name, "--dataset", "digits", "--run-dir", "run", "--strict"]
+    assert dispatch(["train", *plugin, *words, *QUICK]) == 0
+    assert dispatch(["restore", "run", "--iterations", "4", *plugin]) == 0
+    assert convolve.open("run").config.values()[kind] == name and convolve.open("run").lost_guarantees == []
+
+
+def test_the_logger_is_used_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--callbacks", "accuracy-log", "--dataset", "digits", "--run-dir", "run"]
+    assert dispatch(["train", "--plugin", str(FOLDER / "logger.py"), *words, *QUICK]) == 0
+    [line] = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 3, "accuracy": convolve.open("run").metrics["test_accuracy"]}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from convolve.cli.train import read_options
 from convolve.runs import session
 from convolve.runs.changes import Changes
 from digit_runs import digits_config, weights_hash
+from labeled_shapes import write_folder
 from process_runs import Job, flip_weight, interrupt_command, restore_together, train_together, train_verified
 
 pytestmark = pytest.mark.dist
@@ -39,6 +40,28 @@ def test_replicas_equal_one_process_bit_for_bit(tmp_path, replicas, model):
     one, many = weights(tmp_path / "alone"), weights(tmp_path / "together")
     assert all(one[name].equal(many[name]) for name in one)
     assert together.test_samples == 297
+
+
+def test_replicas_equal_one_process_with_several_labels(tmp_path):
+    """The scores of labels need the logits of all replicas; their number of images is odd."""
+    shapes = write_folder(tmp_path / "shapes", 90)
+    given = {
+        "dataset": None,
+        "data_dir": shapes,
+        "epochs": 2,
+        "batch_size": 5,
+        "optimizer": "momentum",
+        "report": False,
+    }
+    given |= {"model": "cnn-wide", "valid_batch_size": 4, "learning_rate": 0.05}
+    one = train_together(digits_config(tmp_path / "one", **given, gradient_accumulation_count=2))
+    two = train_together(digits_config(tmp_path / "two", **given, replicas=2))
+    assert weights_hash(tmp_path / "one") == weights_hash(tmp_path / "two")
+    assert one.labels == two.labels and one.metrics == two.metrics and len(one.labels) == 3
+    states = [
+        json.loads(max((tmp_path / name).glob("checkpoints/step-*/state.json")).read_text()) for name in ("one", "two")
+    ]
+    assert states[0]["thresholds"] == states[1]["thresholds"]
 
 
 # 64 images are 8 micro batches, also for 3 replicas that could run 9: they run 3, 3 and 2.

@@ -179,6 +179,16 @@ def test_identical_seeding_changes_the_masks_of_the_second_replica(run):
     assert not same_bits(usual, alike, "model")
 
 
+def test_stages_test_the_weights_that_validated_best(run):
+    """A learning rate that is too high makes the last weights worse than the best ones."""
+    options = {"model": "lenet-bn", "iterations": 12, "validation_fraction": 0.3, "validation_frequency": 0.5}
+    options |= {"learning_rate": 0.1, "ckpts_per_epoch": 2}
+    _, alone = run("alone", **options)
+    folder, staged = run("staged", shards=2, pipeline_splits=SPLITS[2], **options)
+    assert staged.test_accuracy == alone.test_accuracy
+    assert (folder / "checkpoints" / "best.txt").read_text().strip() != "step-000000012"
+
+
 def test_a_checkpoint_of_four_stages_resumes_in_two_and_in_one(plain, run):
     moved, _ = run(model="lenet-bn", iterations=3, shards=4)
     restore_together(moved, Changes(iterations=6, parallel={"shards": 2}))

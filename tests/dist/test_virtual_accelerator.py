@@ -107,6 +107,58 @@ def test_a_step_copies_the_batch_to_the_device_and_waits_for_nothing(tmp_path, l
     assert (found["host_to_device"], found["device_to_host"], found["synchronizations"]) == (2 * micro_batches, 0, 0)
 
 
+FLAGSHIP = {"precision": "16.16", "enable_half_partials": True}
+NOT_EMULATED = (
+    "not emulated: half partials (sums are fp32), "
+    "stochastic rounding of activations and gradients (that of weights is computed)"
+)
+
+
+def choose_numerics(config, console):
+    """Return the execution and its reason for several options on a device with and without 16-bit arithmetic."""
+    virtual_accelerator.register()
+    import torch
+
+    from convolve.config import PrecisionConfig
+    from convolve.numerics.select import select_numerics
+
+    found = {}
+    for formats in ("float16", ""):
+        os.environ["VIRT_16_BITS"] = formats
+        for options in ({}, {"numerics": "emulated"}, {"device_model": "ipu-mk2"}, {"half_type": "bf16"}):
+            choice = select_numerics(PrecisionConfig(**{**FLAGSHIP, **options}), torch.device("virt"))
+            found[(formats, *options.values())] = choice.execution, choice.reason
+    return found
+
+
+def test_sixteen_bit_configs_run_natively_on_a_device_with_such_arithmetic(tmp_path):
+    config = digits_config(tmp_path / "run", **SHORT, device="virt")
+    found = Job(config.parallel, choose_numerics, config).finish()
+    assert found["float16",] == ("native", f"virt has fp16 arithmetic; {NOT_EMULATED}")
+    for choice, reason in (
+        (("",), "virt has no fp16 arithmetic"),
+        (("float16", "bf16"), "virt has no bf16 arithmetic"),
+        (("float16", "emulated"), "as requested"),
+        (("float16", "ipu-mk2"), "--device-model ipu-mk2 is emulated exactly"),
+    ):
+        assert found[choice][0] == "emulated" and found[choice][1].startswith(reason)
+
+
+def test_a_native_run_rounds_its_weights_and_says_what_it_does_not_emulate(tmp_path):
+    words = ["--precision", "16.16", "--enable-half-partials", "--run-dir", "run"]
+    done = run_command(tmp_path, "train", *SMALL, *words)
+    assert done.returncode == 0, done.stderr[:1000]
+    assert f"numerics 16.16 fp16 stochastic half partials: native, virt has fp16 arithmetic; {NOT_EMULATED}" in (
+        done.stdout + done.stderr
+    )
+    import torch
+    from safetensors.torch import load_file
+
+    (checkpoint,) = (tmp_path / "run/checkpoints").glob("step-*/model.safetensors")
+    weights = [value for name, value in load_file(checkpoint).items() if name.endswith(("weight", "bias"))]
+    assert weights and all(torch.equal(value, value.half().float()) for value in weights)
+
+
 def run_command(folder, *words, **environment):
     """Run the command in a new interpreter, in which torch loads the device by its entry point."""
     environment = {**os.environ, **virtual_accelerator.ENVIRONMENT, **environment}

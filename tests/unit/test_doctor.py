@@ -31,7 +31,7 @@ def test_a_report_contains_only_probed_results(monkeypatch, capsys):
     assert run(["--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [ability["works"] for ability in report["abilities"]] == [True]
-    assert set(report["native"]) == {"layers", "pictures", "number formats"}
+    assert set(report["native"]) == {"layers", "pictures", "number formats", "half partials", "checksums"}
     assert report["versions"]["python"].startswith("3.") and report["threads"] >= 1
 
 

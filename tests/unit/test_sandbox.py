@@ -89,6 +89,17 @@ def test_no_connection_is_opened():
             server.accept()
 
 
+def test_no_datagram_is_sent():
+    """Landlock does not know UDP; seccomp allows no socket."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(0.2)
+        with pytest.raises(SandboxError):
+            attack("send_datagram", f"127.0.0.1:{server.getsockname()[1]}".encode())
+        with pytest.raises(TimeoutError):
+            server.recv(9)
+
+
 @pytest.mark.parametrize("name", ["run_program", "fork", "kill_parent", "kill_parent_thread", "trace_parent"])
 def test_no_other_process_is_started_or_touched(name):
     with pytest.raises(SandboxError):

@@ -9,6 +9,7 @@ A process drives one device, as under torchrun; `VIRT_DEVICES` is the number of 
     VIRT_MEMORY        bytes of memory; an allocation beyond them raises torch.OutOfMemoryError
     VIRT_FAIL_AFTER    number of operations after which every operation fails
     VIRT_DELAY         seconds that every operation takes longer
+    VIRT_16_BITS       16-bit formats of its autocast, `float16,bfloat16` by default, or empty
 
 torch loads it as it loads any device that is not part of torch: by an entry point of the group `torch.backends`, which
 the folder `autoload` has (`ENVIRONMENT`). A forked child calls `register`.

@@ -106,7 +106,7 @@ class Device(_DummyBackendModule):
         COUNTS.synchronizations += 1
 
     def get_amp_supported_dtype(self):
-        return [torch.float16, torch.bfloat16]
+        return [getattr(torch, name) for name in os.environ.get("VIRT_16_BITS", "float16,bfloat16").split(",") if name]
 
     def before_operation(self):
         """Count an operation, which may take its time or fail."""
@@ -295,6 +295,30 @@ def _list_factories():
                 yield getattr(packet, overload)
 
 
+def _make_16_bit(operation):
+    """Wrap an operation that autocast computes in 16 bits."""
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def cast(value):
+        is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.to(torch.get_autocast_dtype(NAME)) if is_wide else value
+
+    def compute(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return operation(*map(cast, args), **kwargs)
+
+    return compute
+
+
+def _register_autocast():
+    others = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    others.fallback(torch.library.fallthrough_kernel)
+    library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    for operation in (aten.conv2d.default, aten.linear.default):
+        library.impl(operation, _make_16_bit(operation))
+    _REGISTRATIONS.extend((others, library))
+
+
 _REGISTRATIONS = []
 
 
@@ -307,6 +331,7 @@ def register():
             library.impl(operation.name().removeprefix("aten::"), _make_factory(operation), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     _REGISTRATIONS.append(library)
+    _register_autocast()
     torch.__future__.set_swap_module_params_on_conversion(True)
     # The parts of a device that Python cannot register.
     torch.accelerator.synchronize = DEVICE.synchronize

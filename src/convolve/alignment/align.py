@@ -7,10 +7,13 @@ exponent histograms of each layer. Finished runs can be compared too: curves, ac
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from convolve import device
 from convolve.alignment.conclusion import PolicyResult, compare_accuracies, conclude, interval_95
@@ -20,7 +23,7 @@ from convolve.checkpoint.store import find_checkpoints, load
 from convolve.config import Config
 from convolve.engine.build import open_data
 from convolve.engine.loop import run_samples
-from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.errors import ConfigError, ConvolveError, describe, suggest
 from convolve.files import read_run_file, write_file
 from convolve.loggers.base import Console, SilentConsole
 from convolve.loggers.files import read_table
@@ -31,6 +34,7 @@ from convolve.runs.folder import read_config
 
 SURVEYS = 8
 CURVE_POINTS = 200
+_LARGEST = 2**63
 
 POLICY_WORDS: dict[str, dict[str, Any]] = {
     "fp16": {"half_type": "fp16"},
@@ -159,12 +163,25 @@ def _read_run(candidate: PolicyResult, run_dir: Path) -> None:
     summary = json.loads(read_run_file(run_dir / SUMMARY_FILE))
     candidate.skipped_steps += int(summary.get("skipped_steps") or 0)
     if not candidate.curve:
-        rows = [(int(row["step"]), float(row["loss"])) for row in read_table(run_dir / TRAINING_FILE) if row["loss"]]
+        rows = [
+            (min(int(row["step"]), _LARGEST), float(row["loss"]))
+            for row in read_table(run_dir / TRAINING_FILE)
+            if row["loss"]
+        ]
         candidate.curve = rows[:: max(1, len(rows) // CURVE_POINTS)]
     for line in read_run_file(run_dir / EVENTS_FILE).splitlines():
         event = json.loads(line)
         if event["kind"] == "survey":
-            candidate.survey = event["layers"]
+            candidate.survey = {str(place): _read_counts(counts) for place, counts in event["layers"].items()}
+
+
+def _read_counts(counts: dict[str, Any]) -> dict[str, Any]:
+    """Return the exponents of one layer with the types of a survey; a run may come from someone else."""
+    return {
+        **{key: float(counts[key]) for key in ("underflow_share", "subnormal_share", "overflow_share")},
+        "first_exponent": int(counts["first_exponent"]),
+        "exponents": [max(0, int(count)) for count in counts["exponents"]],
+    }
 
 
 def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignReport:
@@ -173,17 +190,15 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignR
         raise ConfigError("align: needs at least two runs, the reference first")
     candidates = []
     for path in paths:
-        config = read_config(path)
-        candidate = PolicyResult(path.name, build_policy(config.precision).name, runs=[path])
-        summary = json.loads(read_run_file(path / SUMMARY_FILE))
-        if summary.get("test_accuracy") is not None:
-            candidate.accuracies.append(float(summary["test_accuracy"]))
-            candidate.test_samples = int(summary["test_samples"])
-        _read_run(candidate, path)
-        candidates.append(candidate)
-    weights = [load(find_checkpoints(path)[-1]).tensors["model"] for path in paths]
+        try:
+            candidates.append(_read_finished(path))
+        except (OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ConfigError(
+                f"{path}: not a finished run ({describe(error)}); restore it, or train it again"
+            ) from None
+    weights = [load(find_checkpoints(path)[-1]).tensors.get("model", {}) for path in paths]
     for candidate, tensors in zip(candidates[1:], weights[1:], strict=True):
-        if set(tensors) != set(weights[0]):
+        if _shapes(tensors) != _shapes(weights[0]):
             raise ConfigError(
                 f"{candidate.name}: not the model of {candidates[0].name}; compare runs of the same model"
             )
@@ -193,6 +208,23 @@ def compare_runs(paths: Sequence[Path], plan: AlignPlan, folder: Path) -> AlignR
                 candidate.layers.append(Difference(0, "weight", name, agreement))
     folder.mkdir(parents=True, exist_ok=True)
     return _finish(folder, candidates, plan)
+
+
+def _read_finished(path: Path) -> PolicyResult:
+    candidate = PolicyResult(path.name, build_policy(read_config(path).precision).name, runs=[path])
+    summary = json.loads(read_run_file(path / SUMMARY_FILE))
+    if summary.get("test_accuracy") is not None:
+        accuracy, samples = float(summary["test_accuracy"]), int(summary["test_samples"])
+        if not 0 <= accuracy <= 1 or not 0 < samples < _LARGEST:
+            raise ValueError(f"an accuracy of {accuracy} on {str(samples):.40} images")
+        candidate.accuracies.append(accuracy)
+        candidate.test_samples = samples
+    _read_run(candidate, path)
+    return candidate
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _finish(folder: Path, candidates: list[PolicyResult], plan: AlignPlan) -> AlignReport:

@@ -1,15 +1,17 @@
-"""Callbacks of a run: they observe. What changes the result is an option, a loss or a module."""
+"""Callbacks and loggers of a run: they observe. What changes the result is an option, a loss or a module."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from convolve.errors import ConfigError
+from convolve import plugins
+from convolve.errors import ConfigError, describe
 from convolve.loggers.base import Console, RunInfo, TrainRecord, ValidationRecord
 from convolve.run_files import CHECKPOINTS_FOLDER, STATE_FILE, checkpoint_name
 
@@ -44,6 +46,42 @@ class Callback:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Receive the state of the checkpoint from which a run resumes."""
+
+
+CallbackLike: TypeAlias = "str | Callback | Callable[[], Callback]"
+"""A callback, a class or function that makes one, or a name."""
+_METHODS = ("on_start", "on_log", "on_validation", "on_checkpoint", "on_end", "restore")
+
+
+def read_callbacks(given: Sequence[CallbackLike]) -> tuple[Callback, ...]:
+    """Return callbacks, made of classes and names where these are given. A name that the user typed is trusted."""
+    if isinstance(given, str):
+        raise ConfigError(f"callbacks {given}: one name; give a list of callbacks")
+    return tuple(_read_callback(item) for item in given)
+
+
+def _read_callback(given: Any) -> Callback:
+    name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
+    if isinstance(given, str):
+        if ":" in given:
+            plugins.trust(given)
+        given = plugins.CALLBACKS.resolve(given)
+    if not isinstance(given, Callback) and callable(given):
+        try:
+            given = given()
+        except Exception as error:
+            raise ConfigError(
+                f"callback {name}: cannot be made ({describe(error)}); give a class or function without arguments"
+            ) from error
+    if not isinstance(given, Callback):
+        raise ConfigError(f"callback {name}: is {type(given).__name__}; give a convolve.Callback")
+    for method in _METHODS:
+        try:
+            inspect.signature(getattr(given, method)).bind(None)
+        except TypeError as error:
+            names = "(self, run)" if method in ("on_start", "on_end") else "(self, one argument)"
+            raise ConfigError(f"callback {name}: {method}: {error}; write def {method}{names}") from None
+    return given
 
 
 class CallbackConsole(Console):

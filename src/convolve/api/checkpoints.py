@@ -77,6 +77,6 @@ class Checkpoints:
             snapshot = load(path)
         load_weights(model, snapshot)
         if optimizer is not None:
-            load_state(optimizer, model, snapshot.tensors.get("optimizer", {}))
+            load_state(optimizer, model, snapshot.tensors.get("optimizer", {}), any_shape=True)
         user = snapshot.state.get("user")
         return Position(snapshot.step, snapshot.count("samples"), user if isinstance(user, dict) else {})

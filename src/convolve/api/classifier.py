@@ -24,6 +24,7 @@ from convolve.data.image_io import decode_image, read_image
 from convolve.errors import CheckpointError, ConfigError, DataError
 from convolve.inference import classifier as inference
 from convolve.inference.engines.base import describe
+from convolve.inference.exported import is_exported
 from convolve.inference.preprocess import preprocess
 from convolve.run_files import MANIFEST_FILE
 
@@ -40,7 +41,9 @@ BATCH_SIZE = 256
 class Prediction:
     """Prediction for one image. `top` are the likeliest classes with their probabilities.
 
-    `source` names the image. `error` is the reason why an image could not be read; then there is no label.
+    `labels` are the predicted labels, likeliest first: `label` alone, or if images have several labels, those that
+    reach their thresholds, perhaps none. `source` names the image. `error` is the reason why an image could not be
+    read; then there is no label.
     """
 
     label: str
@@ -48,6 +51,7 @@ class Prediction:
     top: tuple[tuple[str, float], ...]
     source: str
     error: str | None = None
+    labels: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{escape(label)}</td><td>{value:.1%}</td></tr>" for label, value in self.top)
@@ -57,7 +61,8 @@ class Prediction:
 class Classifier:
     """A trained model at the time it was loaded. Any number of threads may share it: nothing changes it.
 
-    `engine` is the name and version of what computes.
+    `engine` is the name and version of what computes. `thresholds` are the probabilities from which on each label is
+    predicted, if images have several labels, else None.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Classifier:
         metadata = model.metadata
         self.source = source
         self.classes = metadata.classes
+        self.thresholds = metadata.thresholds
         self.input_shape = metadata.transform.shape
         self.version = source.name
         self.engine = describe(model.engine)
@@ -135,8 +141,10 @@ class Classifier:
         return [item if item.error else self._rank(item, next(rows), top) for item in found]
 
     def _rank(self, item: Prediction, row: npt.NDArray[np.float32], top: int) -> Prediction:
-        ranked = tuple(inference.rank_classes(row, self.classes).items())[:top]
-        return replace(item, label=ranked[0][0], probability=ranked[0][1], top=ranked)
+        ranked = inference.rank_classes(row, self.classes)
+        first = tuple(ranked.items())[:top]
+        labels = inference.choose_labels(ranked, self._metadata)
+        return replace(item, label=first[0][0], probability=first[0][1], top=first, labels=labels)
 
     def probabilities(self, pixels: Pixels | Tensor) -> npt.NDArray[np.float32]:
         """Return probabilities [N, classes] of pixels [N, H, W, C], uint8, already in the size of the input."""
@@ -149,10 +157,9 @@ class Classifier:
         return self._model.classify(np.ascontiguousarray(values))
 
     def explain(self, image: ImageInput, *, invert: bool | None = None) -> Image.Image:
-        """Return the input image with a Grad-CAM heat map of the predicted class."""
+        """Return the input with a heat map of the predicted class: Grad-CAM, or occlusion for an exported file."""
         from convolve.inference.overlay import overlay_png
 
-        self._layers()
         pixels = preprocess(self._decode(image, _name(image, 0)), self._metadata.input_spec, invert)
         label = self.probabilities(pixels[None]).argmax(axis=1)
         heatmap = self._model.explain(pixels[None], label)[0]
@@ -195,18 +202,18 @@ def load(
     device: str = "auto",
     engine: Engines | None = None,
 ) -> Classifier:
-    """Return a classifier from a run, a checkpoint folder, or an exported file (.onnx or .pt2).
+    """Return a classifier from a run, a checkpoint folder, or an exported file (.onnx, .xml or .pt2).
 
     Args:
-        engine: what computes: the fastest (auto), or one by name. By default the reproducible one: torch, or
-            onnxruntime for an ONNX file.
+        engine: what computes: the fastest (auto), or one by name. By default the reproducible one: torch,
+            onnxruntime for an ONNX file, or OpenVINO for its IR.
         checkpoint: of a run: best, newest, or the name of a checkpoint or average.
         model: your module again, if the run was trained with one.
     """
     if isinstance(source, Run):
         return load_run(source if model is None else open_run(source.path, model=model), checkpoint, device, engine)
     path = Path(source)
-    if path.suffix in (".onnx", ".pt2") and path.is_file():
+    if (is_exported(path) or path.suffix == ".pt2") and path.is_file():
         return _load_export(path, engine)
     return load_run(open_run(path, model=model), checkpoint, device, engine)
 
@@ -223,7 +230,7 @@ def load_run(run: Run, checkpoint: str, device: str, engine: str | None) -> Clas
 
 def _load_export(path: Path, engine: str | None) -> Classifier:
     with session():
-        if path.suffix == ".onnx":
+        if is_exported(path):
             options = inference.LoadOptions(engine, threads=torch.get_num_threads())
             return Classifier(path.absolute(), inference.load_classifier(path, options), {"engine": engine})
         from convolve.inference.engines.trained import PredictorEngine

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from convolve.api.progress import open_progress
 from convolve.api.session import session
-from convolve.api.user_code import Source, locate
+from convolve.api.user_code import Source, locate, take_objects
 from convolve.data.loader.loader import WHOLE, MicroBatch, ReplicaShard, StepBatch
 from convolve.errors import ConfigError
 from convolve.loggers.base import Console
@@ -110,15 +111,15 @@ def open(source: Source, *, classes: Sequence[str] | None = None, **options: Unp
 def _open(source: Source, classes: Sequence[str] | None, options: dict[str, Any], device: str = "cpu") -> DataModule:
     from convolve.config.loading import build
     from convolve.engine.build import open_data
-    from convolve.engine.user_code import NO_USER_CODE, UserCode
+    from convolve.engine.user_code import NO_USER_CODE
     from convolve.loggers.base import SilentConsole
 
     place = locate(source)
-    user = NO_USER_CODE
+    user = take_objects(options, NO_USER_CODE)
     if place.is_object:
         from convolve.data.user import open_user_data
 
-        user = UserCode(data=open_user_data(source, classes=classes))
+        user = replace(user, data=open_user_data(source, classes=classes))
         options.setdefault("workers", 0)
     elif classes is not None:
         raise ConfigError("classes: only for data set objects; omit it")

@@ -1,8 +1,8 @@
 """Several processes of one run, started from Python: named parts travel as values, the user's objects by pickle.
 
-The caller writes a job into a private folder, starts one interpreter per rank that reads it, and follows events.jsonl,
-so callbacks and progress stay in the calling process. What other processes cannot import is rejected before anything
-starts. `python -m convolve.api.ranks JOB` runs one rank.
+The caller writes a job, and which user code it has loaded, into a private folder, starts one interpreter per rank
+that reads them, and follows events.jsonl, so callbacks and progress stay in the calling process. What other processes
+cannot import is rejected before anything starts. `python -m convolve.api.ranks JOB` runs one rank.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from convolve import plugins
 from convolve.errors import ConfigError, ConvolveError, ParallelError
 from convolve.loggers.base import Console, RunInfo, SilentConsole, TrainRecord, ValidationRecord
 from convolve.run_files import EVENTS_FILE
@@ -62,6 +63,7 @@ def encode(job: Job) -> bytes:
     paths = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
     buffer.write(json.dumps(paths).encode() + b"\n")
     try:
+        _Pickler(buffer).dump(plugins.loaded_code())
         _Pickler(buffer).dump(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
@@ -141,7 +143,9 @@ def main(path: Path) -> int:
     follow_launcher()
     device.prepare()
     try:
-        report = _work(pickle.loads(payload))
+        stream = BytesIO(payload)
+        pickle.load(stream).load()
+        report = _work(pickle.load(stream))
     except BaseException as error:
         _leave(path.parent / _ERROR, _portable(error))
         return error.exit_code if isinstance(error, ConvolveError) else 1

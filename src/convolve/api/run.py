@@ -30,9 +30,9 @@ from convolve.run_files import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from convolve.api.callbacks import Callback
+    from convolve.api.callbacks import CallbackLike
     from convolve.api.classifier import Classifier
-    from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source
+    from convolve.api.user_code import AugmentLike, LossLike, MetricLike, ModelLike, OptimizerLike, Source
     from convolve.config.options import ResumeOptions
     from convolve.engine.user_code import UserCode
     from convolve.export.export import ExportReport
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from convolve.runs.report import ReportResult
     from convolve.runs.results import TrainReport
 
-Formats = Literal["onnx", "pt2", "aoti", "safetensors"]
+Formats = Literal["onnx", "openvino", "litert", "coreml", "pt2", "aoti", "safetensors"]
 Engines = Literal["auto", "torch", "onnxruntime", "openvino", "aoti"]
 Averages = Literal["mean", "exponential", "ema"]
 Statistics = Literal["measured", "averaged"]
@@ -188,19 +188,22 @@ class Run:
         model: ModelLike | None = None,
         loss: LossLike | None = None,
         metrics: Sequence[MetricLike] = (),
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         progress: bool | Console | None = None,
         **options: Unpack[ResumeOptions],
     ) -> Run:
         """Continue from the newest checkpoint; the result is that of an uninterrupted run.
 
         `epochs` or `iterations` set a new length, which extends a finished run; layout options such as `replicas` may
-        change. Your own data, model, loss and metrics must be given again unless this process trained the run.
+        change. Your own data, model, loss, metrics, `optimizer` and `augment` must be given again unless this process
+        trained the run.
         """
         from convolve.api.training import resume_run
+        from convolve.api.user_code import OBJECTS
 
-        user = self._with(data, model, loss, metrics)
-        return resume_run(self, user, callbacks, progress, dict(options))
+        given: dict[str, Any] = dict(options)
+        objects = {name: given.pop(name) for name in OBJECTS if name in given}
+        return resume_run(self, self._with(data, model, loss, metrics, **objects), callbacks, progress, given)
 
     def validate(
         self,
@@ -333,11 +336,13 @@ class Run:
         model: ModelLike | None = None,
         loss: LossLike | None = None,
         metrics: Sequence[MetricLike] = (),
+        **objects: Any,
     ) -> UserCode:
-        from convolve.api.user_code import open_registered_data, read_user_code
+        from convolve.api.user_code import open_registered_data, read_objects, read_user_code
         from convolve.engine.user_code import NO_USER_CODE
 
-        user = read_user_code(data, model, loss, metrics, base=self._user or NO_USER_CODE)
+        base = read_objects(objects, self._user or NO_USER_CODE)
+        user = read_user_code(data, model, loss, metrics, base=base)
         # A checkpoint folder outside of a run has no config.
         return open_registered_data(user, self.config) if (self.path / CONFIG_FILE).is_file() else user
 
@@ -354,19 +359,22 @@ def open(
     model: ModelLike | None = None,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] = (),
+    optimizer: OptimizerLike | None = None,
+    augment: AugmentLike | None = None,
 ) -> Run:
     """Return the handle of a run folder, or of a single checkpoint folder.
 
-    A run of your own module, data, loss or metrics needs them again: code that a file names is never imported.
+    A run of your own module, data, loss, metrics, optimizer or augmentation needs them again: code that a file names is
+    never imported.
     """
     path = Path(run)
     if not (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file():
         from convolve.checkpoint.store import find_checkpoints
 
         find_checkpoints(path)  # a folder of checkpoints will do; anything else is an error
-    if data is None and model is None and loss is None and not metrics:
+    if not any(given is not None for given in (data, model, loss, optimizer, augment)) and not metrics:
         return Run(path)
-    return Run(path, user=Run(path)._with(data, model, loss, metrics))
+    return Run(path, user=Run(path)._with(data, model, loss, metrics, optimizer=optimizer, augment=augment))
 
 
 def runs(folder: str | Path = "runs") -> list[Run]:

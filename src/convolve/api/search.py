@@ -20,9 +20,10 @@ from convolve.api.plots import Plot
 from convolve.api.run import Run
 from convolve.api.session import session, training
 from convolve.api.training import check_data, complete_config, read_config, train
-from convolve.api.user_code import LossLike, ModelLike, Source, read_user_code
+from convolve.api.user_code import LossLike, ModelLike, Source, read_user_code, take_objects
 from convolve.config.schema import Config
 from convolve.errors import ConfigError
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,8 +72,9 @@ def find_lr(
 
         from convolve.engine.user_code import NO_USER_CODE
 
-        user = read_user_code(data, model, loss, (), base=NO_USER_CODE)
-        resolved = complete_config(read_config(data, model, config, dict(options)), user)
+        given: dict[str, Any] = dict(options)
+        user = read_user_code(data, model, loss, (), base=take_objects(given, NO_USER_CODE))
+        resolved = complete_config(read_config(data, model, config, given), user)
         check_data(resolved, user)
         if user.module is not None:
             user = replace(user, module=user.module.copy())
@@ -139,7 +141,10 @@ def _choose(rates: Sequence[float], losses: Sequence[float]) -> LRCurve:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The runs of a sweep, the best first, with the options in which they differ."""
+    """The runs of a sweep, the best first, with the options in which they differ.
+
+    `accuracies` are those on the test images, or mean average precisions if images have several labels.
+    """
 
     runs: tuple[Run, ...]
     options: tuple[Mapping[str, Any], ...]
@@ -147,7 +152,7 @@ class SweepResult:
 
     @property
     def best(self) -> Run:
-        """The run with the highest test accuracy."""
+        """The run with the highest test accuracy, or mean average precision if images have several labels."""
         return self.runs[0]
 
     def plot(self) -> Plot:
@@ -203,7 +208,7 @@ def sweep(
     for given in combinations:
         merged: Any = {**options, **given}
         run = train(data, model, config=config, loss=loss, progress=progress, **merged)
-        accuracy = run.metrics.get("test_accuracy")
+        accuracy = (run.metrics.get("metrics") or {}).get(MEAN_AVERAGE_PRECISION, run.metrics.get("test_accuracy"))
         found.append((run, given, accuracy))
     found.sort(key=lambda item: -1.0 if item[2] is None else item[2], reverse=True)
     return SweepResult(*(tuple(column) for column in zip(*found, strict=True)))

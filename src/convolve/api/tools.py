@@ -88,12 +88,14 @@ def serve(
     """Serve trained models over HTTP until a signal arrives, and return it.
 
     Args:
-        runs: run folders or exported ONNX files, each as `RUN` or `NAME=RUN`.
+        runs: run folders, exported ONNX files or OpenVINO IRs, each as `RUN` or `NAME=RUN`.
         options: address, limits and token, a `convolve.serving.server.ServeOptions`.
         on_start: receives the address once the server listens.
     """
+    from convolve.inference.exported import is_exported
+
     # A session imports torch, which exported files do not need.
-    exported = all(str(run).endswith(".onnx") for run in runs)
+    exported = all(is_exported(Path(run)) for run in runs)
     with nullcontext() if exported else session(), open_progress(progress) as console:
         from convolve.serving import server
 

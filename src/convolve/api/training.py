@@ -9,11 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convolve.api.callbacks import Callback, CallbackConsole
+from convolve.api.callbacks import CallbackConsole, CallbackLike, read_callbacks
 from convolve.api.progress import open_progress
 from convolve.api.run import Run, Stopped
 from convolve.api.session import session, training
-from convolve.api.user_code import LossLike, MetricLike, ModelLike, Source, locate, open_registered_data, read_user_code
+from convolve.api.user_code import (
+    LossLike,
+    MetricLike,
+    ModelLike,
+    Source,
+    locate,
+    open_registered_data,
+    read_user_code,
+    take_objects,
+)
 from convolve.config.defaults import default_config
 from convolve.config.loading import field_name, resolve
 from convolve.config.schema import SECTION_OF, Config
@@ -50,7 +59,7 @@ def train(
     config: str | Path | Config | None = None,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | bool = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
     progress: bool | Console | None = None,
     **options: Unpack[Options],
 ) -> Run:
@@ -65,9 +74,10 @@ def train(
         config: name of a config to start from, a YAML file, or a `Config`.
         loss: function of outputs and targets that returns one value per sample [cross-entropy].
         metrics: metrics besides loss and accuracy; False computes none during training, for speed.
-        callbacks: observers of the run.
+        callbacks: observers of the run, such as loggers: objects, classes or names.
         progress: True or False; None shows progress on a terminal and in a notebook.
-        options: every option of the command line, with underscores: `epochs=3, batch_size=64`.
+        options: every option of the command line, with underscores: `epochs=3, batch_size=64`. `optimizer` is also a
+            class of torch.optim, or a function of parameter groups; `augment` a function of an image.
 
     Raises:
         Stopped: after Ctrl-C. A checkpoint was saved, and `Stopped.run` can be resumed.
@@ -78,7 +88,7 @@ def train(
     with session(), training(), open_progress(progress) as console:
         from convolve.engine.user_code import NO_USER_CODE
 
-        user = read_user_code(data, model, loss, metrics, base=NO_USER_CODE)
+        user = read_user_code(data, model, loss, metrics, base=take_objects(given, NO_USER_CODE))
         plan = plan_folder(data, given, console) if model is None and config is None else None
         resolved = read_config(data, model, config, given) if plan is None else plan.config
         user = replace(open_registered_data(user, resolved), strict=resolved.run.strict)
@@ -86,15 +96,30 @@ def train(
         check_data(resolved, user)
         return _run(
             user,
-            CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
+            CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),
             lambda tracked, stop: _train(resolved, user, tracked, stop, plan),
+        )
+
+
+def train_plan(plan: PhotoPlan, callbacks: Sequence[CallbackLike], progress: Console) -> Run:
+    """Train the plan that the recipe for photos chose for `convolve train PHOTOS`."""
+    with session(), training(), open_progress(progress) as console:
+        from convolve.engine.user_code import NO_USER_CODE
+
+        for line in plan.lines:
+            console.info(line)
+        user = replace(NO_USER_CODE, strict=plan.config.run.strict)
+        return _run(
+            user,
+            CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),
+            lambda tracked, stop: _train(plan.config, user, tracked, stop, plan),
         )
 
 
 def resume_run(
     run: Run,
     user: UserCode,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[CallbackLike],
     progress: bool | Console | None,
     options: Mapping[str, Any],
 ) -> Run:
@@ -113,7 +138,7 @@ def resume_run(
         check_data(resolved, user)
         return _run(
             user,
-            CallbackConsole(console, callbacks, lambda path: Run(path, user=user)),
+            CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),
             lambda tracked, stop: _resume(Job(resolved, run.path, user, changes), tracked, stop),
         )
 
@@ -226,7 +251,7 @@ def plan_folder(data: Source | None, options: dict[str, Any], console: Console) 
         return None
     from convolve.recipes.photos import find_photos, plan_photos
 
-    photos = find_photos(folder, console)
+    photos = find_photos(folder, console, str(options.get("task", "auto")))
     if photos is None:
         return None
     plan = plan_photos(folder, photos, {_option(name): value for name, value in options.items()}, console)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +26,12 @@ ModelLike: TypeAlias = "str | nn.Module | Callable[..., nn.Module]"
 LossLike: TypeAlias = "str | Loss"
 MetricLike: TypeAlias = "Metric | Callable[[Tensor, Tensor], Tensor] | str"
 """A metric, or a function of outputs and targets that returns one value per sample, whose mean is the metric."""
+OptimizerLike: TypeAlias = "str | Callable[..., object]"
+"""A name, or a function or class of torch.optim that makes an optimizer of parameter groups."""
+AugmentLike: TypeAlias = "str | Callable[..., object]"
+"""A name, or a function of an image [C, H, W] and perhaps `rng`."""
+OBJECTS = ("optimizer", "augment")
+"""Options that also accept a class or function."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,36 @@ def read_user_code(
     if metrics:
         changes["metrics"] = read_metrics(metrics)
     return replace(base, **changes)
+
+
+def take_objects(options: dict[str, Any], base: UserCode) -> UserCode:
+    """Return the user's code with the objects among these options; the options keep their names.
+
+    A name that the user typed is trusted.
+    """
+    changes: dict[str, Any] = {}
+    for option, read in _readers().items():
+        value = options.get(option)
+        if isinstance(value, str):
+            if ":" in value:
+                plugins.trust(value)
+        elif value is not None:
+            changes[option] = read(value)
+            options[option] = changes[option].name
+    return replace(base, **changes)
+
+
+def read_objects(given: Mapping[str, Any], base: UserCode) -> UserCode:
+    """Return the user's code of a run with what is given again, by name or as an object."""
+    readers = _readers()
+    return replace(base, **{option: readers[option](value) for option, value in given.items() if value is not None})
+
+
+def _readers() -> dict[str, Callable[[Any], Any]]:
+    from convolve.data.transforms.user import read_augment
+    from convolve.optim.user import read_optimizer
+
+    return {"optimizer": read_optimizer, "augment": read_augment}
 
 
 def open_registered_data(user: UserCode, config: Config) -> UserCode:

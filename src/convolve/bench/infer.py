@@ -20,8 +20,8 @@ from convolve.config import Config
 from convolve.data.build import DataModule
 from convolve.engine.build import build_model, open_data
 from convolve.errors import ConfigError, ConvolveError, suggest
-from convolve.export.export import export_module, reference_predictor
 from convolve.export.quantize import CALIBRATION_IMAGES, quantize
+from convolve.export.reference import export_module, reference_predictor
 from convolve.inference.engines.base import Pixels, check_name
 from convolve.inference.engines.factory import BATCH_SIZES, open_engine
 from convolve.inference.engines.onnx import open_openvino

@@ -3,7 +3,8 @@
 import argparse
 import sys
 import types
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -26,7 +27,11 @@ from convolve.errors import ConfigError, suggest
 RUN_COMMANDS = ("restore", "validate", "predict", "export", "serve", "report", "average", "describe")
 PLUGIN_COMMANDS = (*RUN_COMMANDS, "train", "bench", "align", "plan")
 PLUGIN_HELP = "Python file to execute first; its decorators register models and other parts (may be repeated)"
+USER_OPTIONS = ("model", "optimizer", "augment")
+CODE_OPTIONS = {"restore": ("optimizer", "augment"), "average": ("augment",)}
 _LONG_CHOICES = 56
+# Called with a parser before it parses.
+ON_PARSE: ContextVar[Callable[["Parser"], object]] = ContextVar("on_parse", default=lambda parser: None)
 RUN_MODEL_HELP = "code of the run's model, if it is yours: code named in a file is never imported"
 
 
@@ -50,12 +55,17 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--plugin", type=Path, action="append", metavar="FILE.py", default=[], help=PLUGIN_HELP)
         if name in RUN_COMMANDS:
             self.add_argument("--model", metavar="PACKAGE:NAME", help=RUN_MODEL_HELP)
+        for option in CODE_OPTIONS.get(name, ()):
+            self.add_argument(
+                f"--{option}", metavar="PACKAGE:NAME", help=f"code of the run's --{option}, if it is yours"
+            )
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog}: {message}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all arguments."""
+        ON_PARSE.get()(self)
         namespace, unknown = self.parse_known_args(argv)
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
@@ -67,6 +77,12 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
+def add_callbacks_flag(parser: Parser) -> None:
+    """Add `--callbacks`."""
+    text = "callbacks and loggers: names of plugins, or PACKAGE:NAME of your code (may be repeated)"
+    parser.add_argument("--callbacks", metavar="NAME", action="append", default=[], help=text)
+
+
 def load_user_code(namespace: argparse.Namespace) -> None:
     """Execute the plugin files that were typed, and allow the code that was typed to be imported."""
     files = getattr(namespace, "plugin", [])
@@ -75,9 +91,10 @@ def load_user_code(namespace: argparse.Namespace) -> None:
         device.prepare()
     for path in files:
         plugins.load_file(path)
-    model = getattr(namespace, "model", None)
-    if model is not None and ":" in model:
-        plugins.trust(model)
+    for option in USER_OPTIONS:
+        name = getattr(namespace, option, None)
+        if name is not None and ":" in name:
+            plugins.trust(name)
 
 
 def format_value(value: object) -> str:
@@ -90,14 +107,20 @@ def format_value(value: object) -> str:
 
 
 def _split_optional(annotation: Any) -> tuple[Any, bool]:
-    """Return a type without `| None`, and whether None was allowed."""
+    """Return a type without `| None`, and whether None was allowed. Of several types, the first is returned."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return next(part for part in get_args(annotation) if part is not type(None)), True
+        parts = get_args(annotation)
+        return next(part for part in parts if part is not type(None)), type(None) in parts
     return annotation, False
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
     return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+
+
+def schema_choices() -> dict[str, tuple[str, ...]]:
+    """Return the values of every config option that has a fixed set of them."""
+    return {name: _choices(_split_optional(info.annotation)[0]) for _, name, info in fields()}
 
 
 def _metavar(kind: Any) -> str:
@@ -243,6 +266,6 @@ def resumable(argv: Sequence[str], config: Config) -> list[str]:
     """Return a `train` command that continues its run if it is started again. Its folder is created now."""
     from convolve.runs.folder import create_run_dir, has_started
 
-    resumes = config.run.resume and has_started(config)
-    folder = config.run.run_dir if resumes else create_run_dir(config.run, config.name)
-    return [*argv, "--resume", "--run-dir", str(Path(str(folder)).absolute())]
+    started = config.run.run_dir if config.run.resume and has_started(config) else None
+    folder = started or create_run_dir(config.run, config.name)
+    return [*argv, "--resume", "--run-dir", str(folder.absolute())]

@@ -20,6 +20,7 @@ from convolve.run_files import REPORT_FILE
 
 if TYPE_CHECKING:
     from convolve.api.run import Run
+    from convolve.label_scores import LabelScore
     from convolve.runs.folds import FoldsReport
     from convolve.runs.results import TrainReport
 
@@ -94,6 +95,21 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def print_labels(scores: "Sequence[LabelScore]") -> None:
+    """Print the scores of each label as a table."""
+    rows = [
+        (
+            score.label,
+            score.images,
+            "-" if score.average_precision is None else f"{score.average_precision:.2%}",
+            f"{score.threshold:.3f}",
+            *(f"{value:.2%}" for value in (score.precision, score.recall, score.f1)),
+        )
+        for score in scores
+    ]
+    print_table(("label", "images", "average precision", "threshold", "precision", "recall", "F1"), rows)
+
+
 def format_bytes(count: float) -> str:
     """Return a number of bytes with a decimal unit, such as 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -159,14 +175,15 @@ def finish_training(report: "TrainReport | None", as_json: bool) -> int:
 def finish_folds(report: "FoldsReport", as_json: bool) -> int:
     """Print the result of a cross-validation and return the exit code, as `finish_training` does for a run."""
     stopped_by = report.runs[-1].stopped_by
+    name = "mean average precision" if any(run.labels for run in report.runs) else "accuracy"
     for fold, run in enumerate(report.runs):
-        shown = "not validated" if run.test_accuracy is None else f"accuracy {run.test_accuracy:.2%}"
+        shown = "not validated" if run.score is None else f"{name} {run.score:.2%}"
         print_line(f"fold {fold}: {shown}; run folder {run.run_dir}")
     if stopped_by is not None:
         reason = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
         print_line(f"Interrupted by {reason}; train the remaining folds with --fold")
     elif report.mean is not None and report.deviation is not None:
-        print_line(f"accuracy {report.mean:.2%} +/- {report.deviation:.2%} over {report.folds} folds")
+        print_line(f"{name} {report.mean:.2%} +/- {report.deviation:.2%} over {report.folds} folds")
     if as_json:
         print_json(report)
     return 128 + int(stopped_by) if isinstance(stopped_by, signal.Signals) else 0
@@ -177,8 +194,12 @@ def _print_report(report: "TrainReport") -> None:
         f"{report.images_per_second:,.0f} images/s, {report.ms_per_step:.2f} ms/step, {report.seconds:.1f} s in total"
     )
     print_line(join_lines(speed, f"run folder {report.run_dir}"))
+    if report.labels:
+        print_labels(report.labels)
     if report.test_accuracy is not None:
-        accuracy = f"{report.split} accuracy {report.test_accuracy:.2%}"
+        found = report.metrics.get("mean_average_precision")
+        ranked = "" if found is None else f"{report.split} mean average precision {found:.2%}, "
+        accuracy = f"{ranked}{report.split} accuracy {report.test_accuracy:.2%}"
         print_line(f"{accuracy} on {report.test_samples:,} images of {report.dataset}")
 
 

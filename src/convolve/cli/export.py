@@ -11,15 +11,26 @@ from convolve.cli.console import format_bytes, open_console, print_result
 if TYPE_CHECKING:
     from convolve.export.export import ExportReport
 
-FORMATS = "onnx (alias frozen), pt2 (PyTorch), aoti (machine code for C++), safetensors (weights) [onnx]"
+FORMATS = {
+    "onnx": "alias frozen",
+    "openvino": "IR",
+    "litert": "TensorFlow Lite",
+    "coreml": "Apple",
+    "pt2": "PyTorch",
+    "aoti": "machine code for C++",
+    "safetensors": "weights",
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """Export a trained model and print how it was verified."""
     parser = Parser("export", "Export a trained model to a file for other programs.")
     parser.add_argument("run", type=Path, help="run folder (its best checkpoint, or the newest) or checkpoint folder")
-    parser.add_argument("--format", default="onnx", metavar="NAME", help=FORMATS)
-    parser.add_argument("--int8", action="store_true", help="quantize weights and activations to 8 bits (onnx only)")
+    formats = ", ".join(f"{name} ({text})" for name, text in FORMATS.items())
+    parser.add_argument("--format", default="onnx", metavar="NAME", help=f"{formats} [onnx]")
+    parser.add_argument(
+        "--int8", action="store_true", help="quantize to 8 bits: weights and activations (onnx, openvino)"
+    )
     parser.add_argument(
         "--max-accuracy-loss",
         type=float,
@@ -52,6 +63,8 @@ def _format_verification(report: "ExportReport") -> str:
     if report.int8_accuracy is not None:
         engines = ", ".join(f"{value:.2%} ({name})" for name, value in report.int8_accuracies.items())
         return f"accuracy {engines}, float {report.accuracy:.2%} on {report.test_samples:,} test images"
+    if not report.executed:
+        return "weights equal to the model bit for bit; not executed, Core ML runs on Apple's systems only"
     if not report.batches:
         return "equal to the model bit for bit"
     sizes = ", ".join(map(str, report.batches))

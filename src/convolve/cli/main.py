@@ -35,6 +35,7 @@ COMMANDS = {
     "cache": "list or remove cached weights, features and data sets",
     "describe": "show the layers of a model as a table or drawing",
     "doctor": "check what works on this machine",
+    "completion": "print a script that completes commands in bash, zsh or fish",
 }
 
 ALIASES = {"infer-bench": ("bench", "infer"), "resume": ("restore",)}

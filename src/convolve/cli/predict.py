@@ -18,15 +18,16 @@ from convolve.files import write_file
 from convolve.run_files import CALIBRATION_FILE
 
 if TYPE_CHECKING:
-    from convolve.inference.classifier import PredictReport
+    from convolve.inference.classifier import Prediction, PredictReport
 
 TOP_CLASSES = 3
+SEPARATOR = ";"
 
 
 def run(argv: Sequence[str]) -> int:
     """Classify images; exit code 1 if any could not be read."""
     parser = Parser("predict", "Classify images with a trained model.")
-    parser.add_argument("run", type=Path, help="run folder (its best checkpoint), checkpoint folder or ONNX file")
+    parser.add_argument("run", type=Path, help="run (its best checkpoint) or checkpoint folder, or .onnx or .xml file")
     parser.add_argument("images", type=Path, nargs="+", help="image files, or folders of them")
     parser.add_argument(
         "--invert",
@@ -34,10 +35,12 @@ def run(argv: Sequence[str]) -> int:
         default=None,
         help="treat images as dark on light [detected for each image]",
     )
-    parser.add_argument("--explain", type=Path, metavar="DIR", help="write Grad-CAM heat maps to this folder")
+    parser.add_argument("--explain", type=Path, metavar="DIR", help="write images with heat maps to this folder")
     add_engine_flag(parser, "auto")
     parser.add_argument("--top", type=int, metavar="K", default=TOP_CLASSES, help=f"classes to show [{TOP_CLASSES}]")
-    parser.add_argument("--csv", action="store_true", help="print a table with commas: file, class, probabilities")
+    parser.add_argument(
+        "--csv", action="store_true", help="print a table with commas: file, class or labels, probabilities"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table of --csv to a file")
     parser.add_argument(
         "--abstain",
@@ -85,6 +88,8 @@ def _abstain(report: "PredictReport", run: Path, threshold: float) -> "PredictRe
     from convolve.inference.abstention import abstain
     from convolve.runs.calibration import read_calibration
 
+    if report.multi_label:
+        raise ConfigError(f"--abstain {threshold:g}: a model of several labels predicts none if it is unsure; omit it")
     if run.is_file():
         raise ConfigError(f"--abstain {threshold:g}: {run} has no {CALIBRATION_FILE}; give the run folder")
     # A checkpoint is in a subfolder of its run.
@@ -107,10 +112,18 @@ def _shorten(report: "PredictReport", top: int) -> "PredictReport":
 
 def _print_predictions(report: "PredictReport") -> None:
     rows = [
-        (one.file, one.label, "  ".join(f"{label} {value:.1%}" for label, value in one.probabilities.items()))
+        (
+            one.file,
+            _name_labels(one, report),
+            "  ".join(f"{label} {value:.1%}" for label, value in one.probabilities.items()),
+        )
         for one in report.predictions
     ]
-    print_table(("file", "class", "probabilities"), rows)
+    print_table(("file", "labels" if report.multi_label else "class", "probabilities"), rows)
+
+
+def _name_labels(prediction: "Prediction", report: "PredictReport") -> str:
+    return SEPARATOR.join(prediction.labels) if report.multi_label else prediction.label
 
 
 def _csv_printer(output: Path | None, top: int) -> Callable[["PredictReport"], None]:
@@ -126,14 +139,16 @@ def _csv_printer(output: Path | None, top: int) -> Callable[["PredictReport"], N
 
 
 def format_csv(report: "PredictReport", top: int) -> str:
-    """Return predictions as a table: the class, then the likeliest classes with their probabilities, then errors."""
+    """Return predictions as a table: the class, or the labels with semicolons between them, then the likeliest classes
+    with their probabilities, then errors."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    pairs = [name for number in range(1, top + 1) for name in (f"class_{number}", f"probability_{number}")]
-    writer.writerow(("file", "class", *pairs, "error"))
+    what = "label" if report.multi_label else "class"
+    pairs = [name for number in range(1, top + 1) for name in (f"{what}_{number}", f"probability_{number}")]
+    writer.writerow(("file", "labels" if report.multi_label else "class", *pairs, "error"))
     for one in report.predictions:
         cells = [cell for label, value in one.probabilities.items() for cell in (label, f"{value:.4f}")]
-        writer.writerow((one.file, one.label, *cells, *[""] * (len(pairs) - len(cells)), ""))
+        writer.writerow((one.file, _name_labels(one, report), *cells, *[""] * (len(pairs) - len(cells)), ""))
     for file, problem in report.failures.items():
         writer.writerow((file, "", *[""] * len(pairs), problem))
     return text.getvalue()

@@ -30,7 +30,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _print_report(result: "ReportResult") -> None:
     for run in result.runs:
-        if run.accuracy is not None:
+        if run.mean_average_precision is not None:
+            print(f"{run.run}: mean average precision {run.mean_average_precision:.2%}, accuracy {run.accuracy:.2%}")
+        elif run.accuracy is not None:
             print(
                 f"{run.run}: accuracy {run.accuracy:.2%}, calibration error {run.calibration_error:.2%}, "
                 f"temperature {run.temperature:.3f}"

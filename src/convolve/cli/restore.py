@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import convolve
-from convolve.cli.command import Parser, add_section_flags, explicit_options, should_spawn, spawn_ranks
+from convolve.cli.command import (
+    CODE_OPTIONS,
+    Parser,
+    add_callbacks_flag,
+    add_section_flags,
+    explicit_options,
+    should_spawn,
+    spawn_ranks,
+)
 from convolve.cli.console import open_console, run_training
 from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
@@ -29,6 +37,7 @@ def read_options(argv: Sequence[str]) -> Namespace:
     duration = parser.add_mutually_exclusive_group()
     duration.add_argument("--epochs", type=float, metavar="X", help="new length of the run in epochs")
     duration.add_argument("--iterations", type=int, metavar="N", help="new length of the run in steps")
+    add_callbacks_flag(parser)
     add_section_flags(parser, "parallel")
     return parser.parse(translate_program("restore", argv))
 
@@ -51,5 +60,6 @@ def run(argv: Sequence[str]) -> int:
     if should_spawn(config):
         return spawn_ranks(["restore", *argv], config)
     given: Any = {"epochs": options.epochs, "iterations": options.iterations, **changes.parallel}
+    given |= {name: value for name in CODE_OPTIONS["restore"] if (value := getattr(options, name)) is not None}
     with open_console(options.json, photos=(options.run / RECIPE_FILE).is_file()) as console:
-        return run_training(lambda: run.resume(progress=console, **given), options.json)
+        return run_training(lambda: run.resume(callbacks=options.callbacks, progress=console, **given), options.json)

@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 def _read_options(argv: Sequence[str]) -> Namespace:
     parser = Parser("serve", "Serve trained models over HTTP, with a web page to draw on at /.")
     parser.add_argument(
-        "runs", nargs="+", metavar="[NAME=]RUN", help="run or checkpoint folder, or ONNX file; repeat for more"
+        "runs", nargs="+", metavar="[NAME=]RUN", help="run or checkpoint folder, or .onnx or .xml file; repeat for more"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; others than local ones need --token [127.0.0.1]"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import convolve
 from convolve.cli.command import (
     Parser,
+    add_callbacks_flag,
     add_config_flags,
     explicit_options,
     model_in,
@@ -18,12 +18,9 @@ from convolve.cli.command import (
     spawn_ranks,
     translate_options,
 )
-from convolve.cli.console import finish_folds, finish_training, open_console, run_training
+from convolve.cli.console import finish_folds, open_console, run_training
 from convolve.distributed.launch.local import follow_launcher
 from convolve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from convolve.runs.results import TrainReport
 
 USAGE = "convolve train [PHOTOS] [--option value ...]"
 EPILOG = """examples:
@@ -40,6 +37,7 @@ def read_options(argv: Sequence[str]) -> Namespace:
     """Parse the options of this command."""
     parser = Parser("train", "Train a model.", usage=USAGE, epilog=EPILOG)
     parser.add_argument("photos", nargs="?", type=Path, metavar="PHOTOS", help="folder of photos, one folder per class")
+    add_callbacks_flag(parser)
     add_config_flags(parser, model_in(argv))
     return parser.parse(translate_options(argv))
 
@@ -64,9 +62,9 @@ def run(argv: Sequence[str]) -> int:
     options = read_options(argv)
     folder = photo_folder(options)
     if folder is not None:
-        report = _train_photos(folder, options)
-        if report is not None:
-            return finish_training(report, options.json)
+        code = _train_photos(folder, options)
+        if code is not None:
+            return code
     config = read_config(options, **({"data_dir": options.photos} if options.photos else {}))
     if should_spawn(config):
         return spawn_ranks(["train", *argv], config)
@@ -77,15 +75,25 @@ def run(argv: Sequence[str]) -> int:
 
     with open_console(options.json) as console:
         if folds.is_cross_validation(config):
+            if options.callbacks:
+                raise ConfigError(f"--callbacks {options.callbacks[0]}: observes one run; add --fold N or omit it")
             return finish_folds(folds.train_folds(config, console), options.json)
-        return run_training(lambda: convolve.train(config=config, progress=console), options.json)
+        return run_training(
+            lambda: convolve.train(config=config, callbacks=options.callbacks, progress=console), options.json
+        )
 
 
-def _train_photos(folder: Path, options: Namespace) -> TrainReport | None:
+def _train_photos(folder: Path, options: Namespace) -> int | None:
     """Train with the recipe for photos; return None if the folder contains a data set with a config, such as MNIST."""
     follow_launcher()
     convolve.prepare()
-    from convolve.recipes.photos import train_photos
+    from convolve.api.training import train_plan
+    from convolve.recipes.photos import find_photos, plan_photos
 
     with open_console(options.json, photos=True) as console:
-        return train_photos(folder, explicit_options(options), console)
+        given = explicit_options(options)
+        photos = find_photos(folder, console, str(given.get("task", "auto")))
+        if photos is None:
+            return None
+        plan = plan_photos(folder, photos, given, console)
+        return run_training(lambda: train_plan(plan, options.callbacks, console), options.json)

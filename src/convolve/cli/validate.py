@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import convolve
 from convolve.cli.command import Parser, add_engine_flag
-from convolve.cli.console import open_console, print_json, print_result
+from convolve.cli.console import open_console, print_json, print_labels, print_result
 from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.errors import ConfigError
@@ -42,6 +42,8 @@ def run(argv: Sequence[str]) -> int:
     records = found if isinstance(found, list) else [found]
     if options.json:
         print_json({"validations": records})
+    elif records and records[-1].labels:
+        print_labels(records[-1].labels)
     return 0
 
 

@@ -104,6 +104,9 @@ PROGRAMS = {
 }
 
 
+_CODE = ("model", "optimizer", "augment")
+
+
 def translate_program(command: str, arguments: Sequence[str]) -> list[str]:
     """Translate the options of other systems for a command other than `train`. Arguments after `--` are kept.
 
@@ -119,9 +122,9 @@ def translate_program(command: str, arguments: Sequence[str]) -> list[str]:
         reason = _reject(program, name)
         if name in program.places:
             placed[name] = words
-        elif name == "model" and words and ":" in words[0]:
+        elif name in _CODE and words and ":" in words[0]:
             # Code is never taken from the checkpoint.
-            rest += ["--model", *words]
+            rest += [f"--{name}", *words]
         elif reason is not None:
             rejected[f"--{name}"] = reason
         else:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convolve.config.schema import Config
+from convolve.config.user_names import find_ineffective
 from convolve.errors import ConfigError
 
 _WITHOUT_MOMENTUM = ("sgd", "adam", "adamw")
@@ -20,7 +21,7 @@ _IN_16_BITS = {
 
 def reject_ineffective(config: Config, given: Mapping[str, Any]) -> None:
     """Raise for the first of these options that has no effect in the config."""
-    for find in (_find_16_bit_options, _find_loss_scales, _find_momentum):
+    for find in (_find_16_bit_options, _find_loss_scales, _find_momentum, find_ineffective):
         for problem in find(config, given):
             raise ConfigError(problem)
 

@@ -20,6 +20,7 @@ from convolve.config.effects import reject_ineffective
 from convolve.config.rules import check
 from convolve.config.schema import SECTION_OF, SECTIONS, Config
 from convolve.config.spelling import canonical
+from convolve.config.user_names import find_unknown_names
 from convolve.config.yaml_text import MAX_ITEMS, parse_yaml, read_yaml
 from convolve.errors import ConfigError, suggest
 from convolve.files import open_run_file
@@ -197,6 +198,8 @@ def resolve_entry(entries: Mapping[str, NamedConfig], name: str | None, given: M
     layers.append((COMMAND_LINE, given or {}))
     values, origins = _merge(layers)
     config = build(values, origins, name or "custom")
+    for option, problem in find_unknown_names(config):
+        raise ConfigError(f"{_subject(option, values[option], origins)}: {problem}")
     reject_ineffective(config, given or {})
     return Resolved(config, {option: origins.get(option, "default") for option in SECTION_OF}, notices)
 
@@ -256,10 +259,15 @@ def _first_error(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
     option, value = str(first["loc"][0]), first["input"]
     rule = first["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+    return f"{_subject(option, value, origins)}: {rule}"
+
+
+def _subject(option: str, value: object, origins: Mapping[str, str]) -> str:
+    """Return an option and its value as they were typed, or as they are in a file."""
     origin = origins.get(option)
     if origin is None or origin == COMMAND_LINE:
-        return f"--{flag_name(option)} {value}: {rule}"
-    return f"{origin}: {flag_name(option)}: {value}: {rule}"
+        return f"--{flag_name(option)} {value}"
+    return f"{origin}: {flag_name(option)}: {value}"
 
 
 def dump(config: Config) -> str:

@@ -1,6 +1,6 @@
 """The options of a run as typed keyword arguments. Written by scripts/write_options.py; do not edit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -45,6 +45,7 @@ class DataOptions(TypedDict, total=False):
 
     dataset: str | None
     data_dir: str | Path | None
+    task: Literal["auto", "single-label", "multi-label", "soft-label"]
     download: bool
     generated_data: bool
     synthetic_data: bool
@@ -60,7 +61,7 @@ class DataOptions(TypedDict, total=False):
     dataset_percentage_to_use: float
     image_size: int | None
     crop_fraction: float | None
-    augment: Literal["auto", "none", "flip", "pad-crop", "pad-crop-flip", "resized-crop-flip"]
+    augment: str | Callable[..., object]
     train_with_valid_preprocessing: bool
     flip: Literal["random", "alternating"]
     crop_padding: int
@@ -96,7 +97,7 @@ class OptimOptions(TypedDict, total=False):
     iterations: int | None
     minutes: float | None
     patience: int | None
-    optimizer: Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"]
+    optimizer: str | Callable[..., object]
     learning_rate: float
     base_learning_rate_exponent: float | None
     layer_decay: float
@@ -224,10 +225,12 @@ class LogOptions(TypedDict, total=False):
 
 
 class ResumeOptions(LayoutOptions, total=False):
-    """What may change when a run is resumed: its length, and its layout over processes."""
+    """What may be given when a run is resumed: its length, its layout over processes, and the user's code again."""
 
     epochs: float | None
     iterations: int | None
+    optimizer: str | Callable[..., object]
+    augment: str | Callable[..., object]
 
 
 class Options(

@@ -100,6 +100,9 @@ class ModelConfig(Section):
     )
 
 
+AugmentName = Literal["auto", "none", "flip", "pad-crop", "pad-crop-flip", "resized-crop-flip"]
+
+
 class DataConfig(Section):
     """Source of the images, augmentation and loading."""
 
@@ -108,6 +111,11 @@ class DataConfig(Section):
         description="data set; list them: `convolve data list` [MNIST, or the built-in digits if it is unavailable]",
     )
     data_dir: Path | None = Field(None, description="folder with the data [$DATA_DIR, then the cache]")
+    task: Literal["auto", "single-label", "multi-label", "soft-label"] = Field(
+        "auto",
+        description="what an image has: one class, any number of labels, or a probability of each class; auto follows "
+        "the data",
+    )
     download: bool = Field(True, description="download a known data set if it is missing")
     generated_data: bool = Field(
         False, description="train on random images generated once on the host, to measure speed"
@@ -160,8 +168,10 @@ class DataConfig(Section):
         le=1,
         description="photographs: fraction of the shorter side that validation keeps [that of --weights, else 0.875]",
     )
-    augment: Literal["auto", "none", "flip", "pad-crop", "pad-crop-flip", "resized-crop-flip"] = Field(
-        "auto", description="augmentation of training images; auto: the usual one for the data set"
+    augment: AugmentName | str = Field(
+        "auto",
+        description="augmentation of training images, a name of a plugin, or PACKAGE:NAME of your code; auto: the "
+        "usual one for the data set",
     )
     train_with_valid_preprocessing: bool = Field(False, description="preprocess training images as in validation")
     flip: Literal["random", "alternating"] = Field(
@@ -205,7 +215,9 @@ class DataConfig(Section):
     bad_samples: Literal["error", "skip"] = Field(
         "error", description="on an unreadable image: stop with an error, or skip and log it"
     )
-    bad_samples_limit: float = Field(0.001, ge=0, le=1, description="max fraction of a split that may be skipped")
+    bad_samples_limit: float = Field(
+        0.001, ge=0, le=1, description="max fraction of a split that may be skipped, but at least one image"
+    )
 
 
 class RunConfig(Section):

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -13,6 +13,15 @@ def _as_words(value: Any) -> Any:
     """Accept a single word, and numbers besides text."""
     values = (value,) if isinstance(value, str | int | float) else value
     return tuple(map(str, values)) if isinstance(values, tuple | list) else values
+
+
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"]
+
+
+def _read_optimizer(value: Any) -> Any:
+    """Return a built-in optimizer in its usual spelling; other names stay as they are."""
+    name = normalize_choice({"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"}, value)
+    return name if name in get_args(OptimizerName) else value
 
 
 class OptimConfig(Section):
@@ -29,11 +38,10 @@ class OptimConfig(Section):
     patience: int | None = Field(
         None, ge=1, description="stop early after this many validations without improvement [never]"
     )
-    optimizer: Annotated[
-        Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "muon"],
-        BeforeValidator(partial(normalize_choice, {"RMSprop": "rmsprop-tf", "sgd_combined": "momentum"})),
-    ] = Field(
-        "sgd", description="optimizer; rmsprop-tf has epsilon inside the square root and starts its mean square at 1"
+    optimizer: Annotated[OptimizerName | str, BeforeValidator(_read_optimizer)] = Field(
+        "sgd",
+        description="optimizer, a name of a plugin, or PACKAGE:NAME of your code; rmsprop-tf has epsilon inside the "
+        "square root and starts its mean square at 1",
     )
     learning_rate: float = Field(0.01, gt=0, description="peak learning rate")
     base_learning_rate_exponent: float | None = Field(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import get_args
 from zlib import crc32
 
 import numpy as np
@@ -9,19 +10,27 @@ import torch
 
 from convolve import device as machine
 from convolve.config import Config
-from convolve.config.schema import DataConfig
+from convolve.config.schema import AugmentName, DataConfig
 from convolve.data.dataset import Dataset, Reader
 from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.loader import Loader
 from convolve.data.lookup import open_dataset
-from convolve.data.sampling import Sampler, build_sampler
-from convolve.data.transforms.augment import NO_AUGMENT, Augment, Crop
+from convolve.data.sampling import Sampler, build_sampler, find_strata
+from convolve.data.transforms.augment import NO_AUGMENT, Augment, Crop, PixelsFn, keep_pixels
 from convolve.data.transforms.mixup import NO_MIXING, Cutmix, Mixing, MixPlanner
 from convolve.data.transforms.normalize import Transform
+from convolve.data.transforms.user import UserAugment, select_augment
+from convolve.data.user import set_task
 from convolve.errors import ConfigError, DataError
 from convolve.loggers.base import Console
 
-_CROPS: dict[str, Crop] = {"flip": "none", "pad-crop": "pad", "pad-crop-flip": "pad", "resized-crop-flip": "resized"}
+_CROPS: dict[str, Crop] = {
+    "flip": "none",
+    "pad-crop": "pad",
+    "pad-crop-flip": "pad",
+    "resized-crop-flip": "resized",
+    "resized-crop": "resized",
+}
 
 
 def select_samples(dataset: Dataset[Reader], config: DataConfig) -> Dataset[Reader]:
@@ -44,7 +53,7 @@ def _set_validation_aside(dataset: Dataset[Reader], fraction: float) -> Dataset[
 
     The rank of a hash decides, not the seed: all runs on the same images select on the same ones.
     """
-    labels = dataset.train.labels
+    labels = find_strata(dataset.train.labels)
     order = np.array([crc32(f"validation {row}".encode()) for row in range(len(labels))])
     chosen = np.zeros(len(labels), np.bool_)
     for label in np.unique(labels):
@@ -73,20 +82,27 @@ def fit_normalization(reader: Reader, config: DataConfig, model_size: int | None
     return replace(transform, crop_fraction=config.crop_fraction)
 
 
-def build_augment(config: DataConfig, reader: Reader) -> Augment:
-    """Return the augmentation of training images; `auto` depends on the kind of images."""
+def build_augment(config: DataConfig, reader: Reader, given: UserAugment | None = None) -> Augment:
+    """Return the augmentation of training images; `auto` depends on the kind of images.
+
+    That of the user's code replaces padded crops and flips. Photographs are cropped at random before it.
+    """
     kind: str = config.augment
     shape = reader.image_shape
     if kind == "auto":
         kind = "resized-crop-flip" if shape is None else "pad-crop-flip" if shape[2] >= 3 else "none"
     if config.train_with_valid_preprocessing:
         return NO_AUGMENT
+    own: PixelsFn = keep_pixels
+    if kind not in get_args(AugmentName):
+        own = select_augment(kind, given)
+        kind = "resized-crop" if shape is None else "none"
     _check_colors(config, shape)
     if _CROPS.get(kind) == "pad":
         _check_padding(kind, config, shape)
     return Augment(
         crop=_CROPS.get(kind, "none"),
-        flip="none" if kind in ("none", "pad-crop") else config.flip,
+        flip=config.flip if kind.endswith("flip") else "none",
         padding=config.crop_padding,
         padding_mode=config.padding_mode,
         area=config.crop_area,
@@ -96,6 +112,7 @@ def build_augment(config: DataConfig, reader: Reader) -> Augment:
         jitter=config.color_jitter,
         layers=config.randaugment_layers,
         magnitude=config.randaugment_magnitude,
+        own=own,
     )
 
 
@@ -142,12 +159,17 @@ class Training:
     sampler: Sampler | None = None
 
 
-def open_train_loader(reader: Reader, transform: Transform, device: torch.device, config: DataConfig) -> Loader:
+def open_train_loader(
+    reader: Reader,
+    transform: Transform,
+    device: torch.device,
+    config: DataConfig,
+    own: UserAugment | None = None,
+) -> Loader:
     """Return a loader of augmented and mixed batches, in the order of the sampler."""
     order = build_sampler(config.sampler, reader.labels)
-    return _open(
-        reader, transform, device, config, Training(build_augment(config, reader), build_mixing(config), order)
-    )
+    augment = build_augment(config, reader, own)
+    return _open(reader, transform, device, config, Training(augment, build_mixing(config), order))
 
 
 def open_test_loader(reader: Reader, transform: Transform, device: torch.device, config: DataConfig) -> Loader:
@@ -172,8 +194,15 @@ def decoding_options(config: DataConfig, count: int) -> DecodingOptions:
     return DecodingOptions(
         workers=machine.available_threads() if config.workers is None else config.workers,
         cache_bytes=int(config.cache_memory * 1e9) if config.dataset_cache else 0,
-        max_bad_samples=math.floor(config.bad_samples_limit * count) if config.bad_samples == "skip" else 0,
+        max_bad_samples=_max_bad_samples(config, count),
     )
+
+
+def _max_bad_samples(config: DataConfig, count: int) -> int:
+    """Return how many images may be skipped: the fraction of --bad-samples-limit, or one in a small folder."""
+    if config.bad_samples == "error" or config.bad_samples_limit == 0:
+        return 0
+    return max(1, math.floor(config.bad_samples_limit * count))
 
 
 def without_augmentation(config: DataConfig) -> DataConfig:
@@ -184,15 +213,19 @@ def without_augmentation(config: DataConfig) -> DataConfig:
 
 @dataclass(frozen=True)
 class DataModule:
-    """A data set, its normalization, the device of its batches, and the options of its loaders."""
+    """A data set, its normalization, the device of its batches, and the options of its loaders.
+
+    `augment` is an object of the user's code.
+    """
 
     dataset: Dataset[Reader]
     transform: Transform
     device: torch.device
     options: DataConfig = DataConfig(augment="none")
+    augment: UserAugment | None = None
 
     def train_loader(self) -> Loader:
-        return open_train_loader(self.dataset.train, self.transform, self.device, self.options)
+        return open_train_loader(self.dataset.train, self.transform, self.device, self.options, self.augment)
 
     def test_loader(self) -> Loader:
         return open_test_loader(self.dataset.test, self.transform, self.device, self.options)
@@ -212,7 +245,9 @@ def load_dataset(
         raise DataError(
             f"data set {config.data.dataset}: the user's code, which is never imported; give it again with data="
         )
-    dataset = user or open_dataset(
+    if user is not None:
+        return select_samples(set_task(user, config.data.task), config.data)
+    dataset = open_dataset(
         config.data, announce=console.info, progress=console.progress, train=train, least=config.global_batch_size
     )
     return select_samples(dataset, config.data)

@@ -25,6 +25,7 @@ from convolve.data.lookup import ORIGIN, cache_folder, how_to_provide, infer_ent
 from convolve.data.readers.detect import open_images
 from convolve.data.readers.known import describe_layouts, read_known
 from convolve.data.readers.webdataset import read_metadata
+from convolve.data.sampling import count_labels
 from convolve.download import Progress
 from convolve.errors import ConfigError, DataError, suggest
 from convolve.files import file_sha256
@@ -163,7 +164,7 @@ def _check_known(dataset: Dataset[InMemoryImages]) -> DataReport:
 
 def _report(dataset: Dataset[Reader], contents: ContentMatch, issues: list[Issue]) -> DataReport:
     train, test = (
-        dict(zip(dataset.classes, np.bincount(reader.labels, minlength=len(dataset.classes)).tolist(), strict=True))
+        dict(zip(dataset.classes, count_labels(reader.labels, len(dataset.classes)).tolist(), strict=True))
         for reader in (dataset.train, dataset.test)
     )
     return DataReport(dataset.name, dataset.origin, dataset.train.image_shape, contents, train, test, issues)

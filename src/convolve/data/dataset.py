@@ -5,7 +5,7 @@ files, members of shards or memory-mapped.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Skipped = tuple[str, int, str]  # reason, number of entries, first example
+Task = Literal["single-label", "multi-label", "soft-label"]
+"""What an image has: one class, any number of labels, or a probability of each class."""
 
 
 class Reader(Protocol):
     """Random access to the labels of one split, and to its images through a fetcher."""
 
     @property
-    def labels(self) -> Labels: ...
+    def labels(self) -> Labels:
+        """Class numbers [N], or with several labels per image a matrix [N, labels] of 0 and 1."""
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -62,6 +65,7 @@ class Dataset(Generic[ReaderT]):
         validation: split that selects checkpoints, if it is not the test split; the test split is then read only once,
             at the end.
         test_name: what the test split is called in the output: `validation` if the data has no other.
+        task: what an image has; `classes` are the labels if it has several.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Dataset(Generic[ReaderT]):
     skipped: tuple[Skipped, ...] = ()
     validation: ReaderT | None = None
     test_name: str = "test"
+    task: Task = "single-label"
 
     @property
     def splits(self) -> dict[str, ReaderT]:
@@ -82,10 +87,14 @@ class Dataset(Generic[ReaderT]):
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels [N], or labels [K, N] with weights [K, N] that sum to one for each sample."""
+    """Labels [N], or labels [K, N] with weights [K, N] that sum to one for each sample.
+
+    A dense target [N, classes] has a number in [0, 1] for each class: its probability, or 1 for each label of an image.
+    """
 
     labels: Tensor
     weights: Tensor | None = None
 
     def __len__(self) -> int:
-        return self.labels.shape[-1]
+        dense = self.weights is None and self.labels.ndim == 2
+        return self.labels.shape[0 if dense else -1]

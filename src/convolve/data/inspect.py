@@ -20,6 +20,7 @@ from convolve.data.label_check import FeatureArray, find_suspects
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.readers.annotations import is_annotation
 from convolve.data.readers.index import Index
+from convolve.data.sampling import count_labels
 from convolve.data.scan import Scan, join_scans, scan_images
 from convolve.download import Progress, ignore_progress
 from convolve.errors import to_one_line
@@ -130,6 +131,11 @@ class _Whole:
     labels: Labels
     scan: Scan
 
+    def _label(self, row: int) -> str:
+        """Return the class of an image, or its labels."""
+        found = [int(self.labels[row])] if self.labels.ndim == 1 else np.flatnonzero(self.labels[row]).tolist()
+        return ", ".join(self.classes[label] for label in found)
+
     @classmethod
     def open(cls, dataset: Dataset[EncodedImages], progress: Progress) -> "_Whole":
         readers = dataset.splits
@@ -142,9 +148,10 @@ class _Whole:
         )
 
     def counts(self) -> dict[str, dict[str, int]]:
-        found = {split: dict.fromkeys(self.classes, 0) for split in dict.fromkeys(self.splits)}
-        for split, label in zip(self.splits, self.labels.tolist(), strict=True):
-            found[split][self.classes[label]] += 1
+        splits, found = np.array(self.splits), {}
+        for split in dict.fromkeys(self.splits):
+            counts = count_labels(self.labels[splits == split], len(self.classes))
+            found[split] = dict(zip(self.classes, counts.tolist(), strict=True))
         return found
 
     def broken(self) -> Iterator[Finding]:
@@ -165,7 +172,7 @@ class _Whole:
             if two in seen or groups[one] != groups[two]:
                 continue
             seen.add(two)
-            labels = [self.classes[self.labels[row]] for row in (one, two)]
+            labels = [self._label(row) for row in (one, two)]
             detail = "same bytes" if pair.exact else "looks the same"
             if labels[0] != labels[1]:
                 detail += f", but is labeled {labels[0]}"
@@ -176,6 +183,8 @@ class _Whole:
     def wrong_labels(
         self, features: Mapping[str, FeatureArray], groups: Indices, progress: Progress
     ) -> Iterator[Finding]:
+        if self.labels.ndim == 2:
+            return  # neighbors of an image with several labels may share some of them
         values = np.concatenate([features[split] for split in dict.fromkeys(self.splits)])
         for suspect in find_suspects(values, self.labels, groups, progress):
             name = self.classes[suspect.suggestion]
@@ -194,7 +203,7 @@ class _Whole:
         suggestion: str = "",
         probability: float | None = None,
     ) -> Finding:
-        split, label = self.splits[row], self.classes[self.labels[row]]
+        split, label = self.splits[row], self._label(row)
         return Finding(kind, self.names[row], detail, split, label, other, across, suggestion, probability)
 
 

@@ -1,8 +1,11 @@
-"""Items of a user's data set: an image and its label, read with every random generator keyed by the item.
+"""Items of a user's data set: an image and its target, read with every random generator keyed by the item.
 
 Before each item, the generators of `random`, numpy and torch are seeded by (seed, epoch, sample), so an item that draws
 from them is the same in any number of workers, replicas and micro batches, and after a restart. A data set with a
 method `sample(index, rng)` receives a numpy generator of the same key instead; None in validation.
+
+A target is the number of a class, or a vector: integers 0 and 1 for several labels, floats for a probability of each
+class.
 """
 
 import random
@@ -16,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from convolve import rng as keyed
+from convolve.data.dataset import Task
 from convolve.errors import DataError
 from convolve.rng import SampleRNG
 
@@ -40,7 +44,9 @@ class KeyedDataset(Protocol):
 
 
 UserDataset: TypeAlias = MapDataset | KeyedDataset
-Item = tuple[npt.NDArray[Any], int]
+SUM_TOLERANCE = 1e-3
+Target = int | npt.NDArray[Any]
+Item = tuple[npt.NDArray[Any], Target]
 
 
 def name_of(data: object) -> str:
@@ -49,7 +55,7 @@ def name_of(data: object) -> str:
 
 
 def read_item(data: UserDataset, index: int, key: SampleRNG | None, number: int | None = None) -> Item:
-    """Return pixels [H, W, C], uint8 or float32, and the label of one item, with all generators seeded by its key.
+    """Return pixels [H, W, C], uint8 or float32, and the target of one item, with all generators seeded by its key.
 
     `number` replaces the index in the key, for an item that is drawn several times in an epoch.
     """
@@ -77,11 +83,51 @@ def _unpack(item: Any, name: str, index: int) -> Item:
         raise DataError(
             f"data set {name}: sample {index} is {type(item).__name__}; return (image, label) or a dict with both"
         )
-    if isinstance(label, Tensor | np.ndarray) and label.ndim == 0:
+    return _to_pixels(image, name, index), _to_target(label, name, index)
+
+
+def _to_target(label: Any, name: str, index: int) -> Target:
+    if isinstance(label, Tensor):
+        label = label.detach().cpu().numpy()
+    if isinstance(label, np.ndarray) and label.ndim == 0:
         label = label.item()
+    if isinstance(label, list | tuple | np.ndarray):
+        vector = np.asarray(label)
+        if vector.ndim == 1 and len(vector) and vector.dtype.kind in "biuf":
+            return vector.astype(np.float32 if vector.dtype.kind == "f" else np.int64)
     if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < 0:
-        raise DataError(f"data set {name}: sample {index} has the label {label!r}; return the number of its class")
-    return _to_pixels(image, name, index), int(label)
+        raise DataError(
+            f"data set {name}: sample {index} has the label {label!r}; return the number of its class, or a vector "
+            "with a number for each class"
+        )
+    return int(label)
+
+
+def choose_task(target: Target) -> Task:
+    """Return what a target means: a class number, labels as integers 0 and 1, or probabilities as floats."""
+    if isinstance(target, int):
+        return "single-label"
+    return "soft-label" if target.dtype.kind == "f" else "multi-label"
+
+
+def check_target(target: Target, task: Task, classes: int, sample: str) -> None:
+    """Reject a target that does not fit the task; `sample` names it."""
+    if isinstance(target, int) or task == "single-label":
+        if not isinstance(target, int) or task != "single-label":
+            found = "one class" if isinstance(target, int) else f"a vector of {len(target)}"
+            raise DataError(f"{sample} has {found}, others are {task}; return targets of one kind")
+        return
+    if len(target) != classes:
+        raise DataError(f"{sample} has a vector of {len(target)} for {classes} classes; return one number for each")
+    if task == "multi-label" and not np.isin(target, (0, 1)).all():
+        raise DataError(f"{sample} has labels other than 0 and 1; return 1 for each label that the image has")
+    if task == "soft-label" and not (np.isfinite(target).all() and (target >= 0).all()):
+        raise DataError(f"{sample} has a probability that is negative or not finite; return numbers in [0, 1]")
+    if task == "soft-label" and abs(float(target.sum()) - 1) > SUM_TOLERANCE:
+        raise DataError(
+            f"{sample} has probabilities with the sum {float(target.sum()):.4g}; make it 1, or for several labels per "
+            "image return integers or set task to multi-label"
+        )
 
 
 def _to_pixels(image: Any, name: str, index: int) -> npt.NDArray[Any]:

@@ -22,7 +22,7 @@ from convolve import device
 from convolve.config.defaults import PHOTO_DATASETS
 from convolve.config.schema import DataConfig
 from convolve.data.catalog import CATALOG, DIGITS, MNIST, DatasetInfo, find_dataset
-from convolve.data.dataset import Dataset, Images, Reader
+from convolve.data.dataset import Dataset, Images, Reader, Task
 from convolve.data.fetch import fetch_entry, is_intact
 from convolve.data.loader.decoding import USUAL_PHOTO_SIZE, EncodedImages
 from convolve.data.loader.in_memory import InMemoryImages, check_images
@@ -75,6 +75,8 @@ def open_dataset(
 def open_known(config: DataConfig, *, announce: Callable[[str], None], progress: Progress) -> Dataset[InMemoryImages]:
     """Open a catalog data set; by default MNIST, or the built-in digits if MNIST is unavailable."""
     entry = MNIST if config.dataset is None else find_dataset(config.dataset)
+    if config.task not in ("auto", "single-label"):
+        raise DataError(f"--task {config.task}: each image of {entry.name} has one class; omit it")
     if config.generated_data or config.synthetic_data:
         return generated_dataset(entry, seed=0)
     if entry.shipped:
@@ -98,7 +100,9 @@ def _budget(config: DataConfig) -> int:
 def split_options(config: DataConfig, *, train: bool = True) -> SplitOptions:
     """Return how the config splits a folder; without `train`, only the test split is opened."""
     fold = None if config.folds is None else (config.fold or 0, config.folds)
-    return SplitOptions(config.test_fraction, config.validation_fraction, config.split_rule, fold, train=train)
+    return SplitOptions(
+        config.test_fraction, config.validation_fraction, config.split_rule, fold, train=train, task=config.task
+    )
 
 
 def _open_folder(
@@ -121,12 +125,15 @@ def _open_photos(config: DataConfig, progress: Progress, train: bool) -> Dataset
     raise DataError(f"--dataset {config.dataset}: {problem} {SUPPORTED_LAYOUTS}")
 
 
-def open_scored(folder: Path, dataset: str | None, classes: tuple[str, ...], progress: Progress) -> Dataset[Reader]:
+def open_scored(
+    folder: Path, dataset: str | None, classes: tuple[str, ...], progress: Progress, task: Task = "single-label"
+) -> Dataset[Reader]:
     """Open the images of any labeled folder to score a model: the test split, or all images if there are no splits.
 
     Args:
         dataset: data set of the model; if the folder contains it, its test split is opened.
         classes: those of the model; labels are matched by name.
+        task: that of the model.
     """
     subject = f"--data-dir {folder}"
     if not folder.exists():
@@ -135,7 +142,7 @@ def open_scored(folder: Path, dataset: str | None, classes: tuple[str, ...], pro
     splits = None if entry is None or entry.shipped else _read(folder, entry, progress)
     if entry is not None and splits is not None:
         return _as_dataset(entry, splits, subject)
-    images = open_labeled(folder, subject, progress)
+    images = open_labeled(folder, subject, progress, task)
     if images is None:
         raise DataError(f"{subject}: no labeled images in it; looked for {SUPPORTED_LAYOUTS}")
     return match_classes(images, classes, subject)
@@ -150,7 +157,11 @@ def match_classes(dataset: Dataset[EncodedImages], classes: tuple[str, ...], sub
         return dataset
     numbers = np.array([classes.index(name) for name in dataset.classes], np.int64)
     assert isinstance(dataset.test, Index), "other formats have the classes of their metadata"
-    test = replace(dataset.test, labels=numbers[dataset.test.labels])
+    labels = dataset.test.labels
+    if labels.ndim == 2:
+        matrix = np.zeros((len(labels), len(classes)), np.int64)
+        matrix[:, numbers] = labels
+    test = replace(dataset.test, labels=numbers[labels] if labels.ndim == 1 else matrix)
     return replace(dataset, train=test.take(np.empty(0, np.int64)), test=test, classes=classes)
 
 

@@ -220,6 +220,10 @@ def prepare_images(
     images = open_images(source, str(source), progress, SplitOptions(select=False))
     if images is None:
         raise DataError(f"{source}: contains no images; looked for {SUPPORTED_LAYOUTS}")
+    if images.task != "single-label":
+        raise DataError(
+            f"{source}: its images have several labels, which prepared files cannot have; train on it as it is"
+        )
     if target.resolve() == source.resolve():
         raise ConfigError(f"data prepare {source} {target}: source and target are the same folder; give a new target")
     threads = device.available_threads() if workers is None else workers

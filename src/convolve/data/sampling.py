@@ -11,6 +11,8 @@ in the same order.
 
 The arithmetic of class weights: with n_c of N training samples in class c, `auto` is w_c = N / (K n_c), whose mean over
 the training samples is 1. A class without samples has the weight 1.
+
+An image with several labels belongs to the stratum of its rarest label, if a fraction of each class is held out.
 """
 
 from collections.abc import Sequence
@@ -89,8 +91,24 @@ def build_sampler(kind: str, labels: Labels, source: str = "data") -> Sampler:
     return BalancedSampler(labels)
 
 
+def find_strata(labels: Labels) -> Labels:
+    """Return the stratum of each sample: its class, or its rarest label; -1 for an image without labels."""
+    if labels.ndim == 1:
+        return labels
+    rarest_first = np.argsort(labels.sum(axis=0), kind="stable")
+    ranked = labels[:, rarest_first]
+    return np.where(ranked.any(axis=1), rarest_first[ranked.argmax(axis=1)], -1)
+
+
+def count_labels(labels: Labels, classes: int) -> Labels:
+    """Return the number of samples of each class, or with each label."""
+    return np.bincount(labels, minlength=classes) if labels.ndim == 1 else labels.sum(axis=0)
+
+
 def suggest_class_weights(labels: Labels) -> str:
     """Return `auto` if the largest class has at least three times as many samples as the smallest, else `none`."""
+    if labels.ndim == 2:
+        return "none"
     counts = np.unique(labels, return_counts=True)[1]
     return "auto" if len(counts) > 1 and counts.max() >= IMBALANCE * counts.min() else "none"
 

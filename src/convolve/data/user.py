@@ -22,8 +22,19 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 from convolve import rng as keyed
-from convolve.data.dataset import Dataset, Images, Labels, Reader
-from convolve.data.items import Item, KeyedDataset, MapDataset, SampleFailure, UserDataset, name_of, read_items
+from convolve.data.dataset import Dataset, Images, Labels, Reader, Task
+from convolve.data.items import (
+    Item,
+    KeyedDataset,
+    MapDataset,
+    SampleFailure,
+    Target,
+    UserDataset,
+    check_target,
+    choose_task,
+    name_of,
+    read_items,
+)
 from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.in_memory import InMemoryFetcher, InMemoryImages
 from convolve.data.loader.loader import Fetched
@@ -55,9 +66,9 @@ def _follow_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _work(rows: list[int], key: SampleRNG | None, numbers: list[int]) -> list[tuple[Tensor, int] | SampleFailure]:
+def _work(rows: list[int], key: SampleRNG | None, numbers: list[int]) -> list[tuple[Tensor, Target] | SampleFailure]:
     assert _worker_data is not None, "the pool starts its workers with the data set"
-    found: list[tuple[Tensor, int] | SampleFailure] = []
+    found: list[tuple[Tensor, Target] | SampleFailure] = []
     for item in read_items(_worker_data, rows, key, numbers):
         # A tensor crosses in shared memory.
         found.append(item if isinstance(item, SampleFailure) else (torch.from_numpy(item[0]), item[1]))
@@ -76,21 +87,27 @@ def close_workers() -> None:
 
 @dataclass(frozen=True)
 class UserReader:
-    """A reader of the user's data set; all images have the same shape. Labels are known when an item is read."""
+    """A reader of the user's data set; all images have the same shape. Labels are known when an item is read.
+
+    `outputs` is the length of targets that are vectors; 0 if they are class numbers.
+    """
 
     data: UserDataset
     rows: Indices
     image_shape: tuple[int, int, int]
     floats: bool
+    task: Task = "single-label"
+    outputs: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def labels(self) -> Labels:
-        """Labels that the data set lists in an attribute `targets`; -1 if it has none."""
+        """Class numbers that the data set lists in an attribute `targets`; -1 if it has none."""
         known = getattr(self.data, "targets", None)
-        if not isinstance(known, Sequence | np.ndarray | Tensor) or len(known) != len(self.data):
+        listed = isinstance(known, Sequence | np.ndarray | Tensor) and len(known) == len(self.data)
+        if known is None or not listed or self.outputs:
             return np.full(len(self.rows), -1, np.int64)
         return np.asarray(known).astype(np.int64)[self.rows]
 
@@ -161,7 +178,9 @@ class UserFetcher:
             _pools.add(self._pool)
         return self._pool
 
-    def _collect(self, pending: "list[Future[list[tuple[Tensor, int] | SampleFailure]]]") -> list[Item | SampleFailure]:
+    def _collect(
+        self, pending: "list[Future[list[tuple[Tensor, Target] | SampleFailure]]]"
+    ) -> list[Item | SampleFailure]:
         items: list[Item | SampleFailure] = []
         try:
             for future in pending:
@@ -181,7 +200,10 @@ class UserFetcher:
             if isinstance(item, SampleFailure):
                 self._skip(item)
                 continue
-            self._check_shape(item[0], int(self._reader.rows[rows[position]]))
+            index = int(self._reader.rows[rows[position]])
+            self._check_shape(item[0], index)
+            sample = f"data set {self._name}: sample {index}"
+            check_target(item[1], self._reader.task, self._reader.outputs, sample)
             kept.append(position)
             images.append(item[0])
             labels.append(item[1])
@@ -190,10 +212,17 @@ class UserFetcher:
         stacked, indices = np.stack(images) if images else empty, np.array(kept, np.int64)
         pixels = torch.from_numpy(stacked)
         if not self._reader.floats and images:
-            batch = InMemoryImages(stacked, np.array(labels, np.int64))
+            batch = InMemoryImages(stacked, np.zeros(len(stacked), np.int64))
             augmented = InMemoryFetcher(batch, self._transform, pixels.device, self._augment)
             pixels = augmented.fetch(np.arange(len(batch)), rng, keys[indices])
-        return Fetched(pixels, indices, torch.tensor(labels, dtype=torch.int64))
+        return Fetched(pixels, indices, self._join(labels))
+
+    def _join(self, targets: list[Target]) -> Tensor:
+        """Return class numbers [N], or vectors [N, classes]."""
+        if not self._reader.outputs:
+            return torch.tensor(targets, dtype=torch.int64)
+        empty = np.empty((0, self._reader.outputs), np.float32)
+        return torch.from_numpy(np.stack(targets).astype(np.float32) if targets else empty)
 
     def _check_shape(self, pixels: npt.NDArray[Any], index: int) -> None:
         if pixels.shape != self._reader.image_shape or (pixels.dtype != np.uint8) != self._reader.floats:
@@ -245,8 +274,26 @@ def open_user_data(source: Any, *, classes: Sequence[str] | None = None, outputs
         raise DataError(
             f"data: training images are {train.image_shape}, test images {test.image_shape}; make them the same"
         )
+    if (train.task, train.outputs) != (test.task, test.outputs):
+        raise DataError("data: targets of the training and the test data are of different kinds; make them the same")
     names = tuple(classes or getattr(train.data, "classes", None) or ()) or _number_classes(train, outputs)
-    return Dataset(name_of(train.data), train, test, tuple(map(str, names)), "the user's code")
+    if train.outputs not in (0, len(names)):
+        raise DataError(
+            f"data set {type(train.data).__qualname__}: {len(names)} classes, but targets of {train.outputs} numbers; "
+            "return one number for each class"
+        )
+    return Dataset(name_of(train.data), train, test, tuple(map(str, names)), "the user's code", task=train.task)
+
+
+def set_task(dataset: Dataset[Reader], task: str) -> Dataset[Reader]:
+    """Return the user's data set with the task of the option `task`: a vector may mean labels or probabilities."""
+    train, test = dataset.train, dataset.test
+    if task in ("auto", dataset.task) or not isinstance(train, UserReader) or not isinstance(test, UserReader):
+        return dataset
+    if "single-label" in (task, dataset.task):
+        raise DataError(f"--task {task}: targets of {dataset.name} are {dataset.task}; omit it, or return others")
+    chosen: Task = "multi-label" if task == "multi-label" else "soft-label"
+    return replace(dataset, task=chosen, train=replace(train, task=chosen), test=replace(test, task=chosen))
 
 
 def _open_split(data: Any) -> UserReader:
@@ -260,12 +307,15 @@ def _open_split(data: Any) -> UserReader:
     [first] = read_items(data, [0], None)
     if isinstance(first, SampleFailure):
         raise note_sample(first, name)
-    height, width, channels = first[0].shape
-    return UserReader(data, np.arange(len(data)), (height, width, channels), first[0].dtype != np.uint8)
+    (height, width, channels), target = first[0].shape, first[1]
+    outputs = 0 if isinstance(target, int) else len(target)
+    shape, floats = (height, width, channels), first[0].dtype != np.uint8
+    return UserReader(data, np.arange(len(data)), shape, floats, choose_task(target), outputs)
 
 
 def _number_classes(train: UserReader, outputs: int | None) -> tuple[str, ...]:
-    """Return the classes as numbers: as many as the model has outputs, else up to the highest label."""
+    """Return the classes as numbers: as many as the model or a target has, else up to the highest label."""
+    outputs = train.outputs or outputs
     if outputs is None:
         known = next((getattr(train.data, key) for key in ("targets", "labels") if hasattr(train.data, key)), None)
         if known is not None:
@@ -285,6 +335,6 @@ def find_own_state(reader: UserReader, seed: int, count: int = 2) -> int | None:
     for index, first, second in zip(indices, *readings, strict=True):
         if isinstance(first, SampleFailure) or isinstance(second, SampleFailure):
             continue
-        if first[1] != second[1] or not np.array_equal(first[0], second[0]):
+        if not all(np.array_equal(one, two) for one, two in zip(first, second, strict=True)):
             return int(index)
     return None

@@ -18,7 +18,7 @@ from convolve.checkpoint.pretrained import load_pretrained
 from convolve.config import Config, ModelConfig
 from convolve.data.build import DataModule, fit_normalization, load_dataset
 from convolve.data.catalog import dataset_info
-from convolve.data.dataset import Labels
+from convolve.data.dataset import Labels, Task
 from convolve.data.sampling import resolve_class_weights
 from convolve.data.transforms.normalize import Transform
 from convolve.distributed import gradient_sync, stop_votes
@@ -30,10 +30,11 @@ from convolve.engine.data_choice import follow_data_and_model
 from convolve.engine.ema import ModelEMA
 from convolve.engine.forward_backward import ForwardBackward, ForwardBackwardFn, PassContext, PipelineForwardBackward
 from convolve.engine.loop import run_samples
-from convolve.engine.metrics import CrossEntropy, LossFn, Metrics, NullMetrics, RunningMetrics
+from convolve.engine.metrics import BinaryCrossEntropy, CrossEntropy, LossFn, Metrics, NullMetrics, RunningMetrics
 from convolve.engine.objective import Objective, UserLoss, check_loss, measure_metrics
 from convolve.engine.state import TrainState
-from convolve.engine.step import StepParts, clip_to_norm, no_clipping
+from convolve.engine.step import StepParts, clip_to_norm, keyed_update, no_clipping, update_weights
+from convolve.engine.tasks import CORRECT, check_task
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.engine.verification import NoVerification, StepVerification, Verification
 from convolve.errors import ConfigError
@@ -49,7 +50,7 @@ from convolve.numerics.formats import FP16, FP32, Format
 from convolve.numerics.loss_scaling import AnyRank, Scaler, build_scaler, single_process
 from convolve.numerics.observers import ExponentSurvey, Observers, OverflowDump, OverflowTrap, StepDump, parse_steps
 from convolve.numerics.select import NumericsChoice, apply_kernels, build_execution, select_numerics
-from convolve.optim.optimizers import build_optimizer
+from convolve.optim.optimizers import build_optimizer, select_optimizer
 from convolve.optim.schedules import RunSpan, build_schedule
 from convolve.run_files import DUMPS_FOLDER
 
@@ -69,10 +70,11 @@ def open_data(config: Config, console: Console, user: UserCode = NO_USER_CODE) -
     if user.data is None and user.module is None:
         config = follow_data_and_model(config)
     dataset = load_dataset(config, console, user.data)
+    check_task(config, dataset.task)
     shape = _usual_shape(config, user)
     photo_size = shape[1] if shape is not None and shape[0] == 3 else None
     transform = fit_normalization(dataset.train, config.data, photo_size)
-    return DataModule(dataset, transform, target, config.data)
+    return DataModule(dataset, transform, target, config.data, user.augment)
 
 
 def _usual_shape(config: Config, user: UserCode) -> Shape | None:
@@ -206,17 +208,18 @@ def build(
     Args:
         model: whole model, before it is split into stages; a fresh one by default.
         span: length of the learning-rate schedule; that of the run by default.
-        user: the user's module, loss and metrics.
+        user: the user's module, loss, metrics and optimizer.
     """
     if model is None:
         model = build_model(config, data.transform, len(data.dataset.classes), data.device, user)
     partition = partition_model(model, config, collectives)
-    state = _build_state(config, partition, numerics)
+    state = _build_state(config, partition, numerics, user)
     numerics.execution.install(state.model)
     native_layers = apply_kernels(config, state.model, numerics.choice)
     numerics.execution.round_initial_weights()
-    objective = build_objective(config, user, data.dataset.classes, data.dataset.train.labels)
-    running = RunningMetrics(data.device, collectives, objective.metrics)
+    dataset = data.dataset
+    objective = build_objective(config, user, dataset.classes, dataset.train.labels, dataset.task)
+    running = RunningMetrics(data.device, collectives, objective.metrics, objective.correct)
     metrics: Metrics = running if config.log.metrics else NullMetrics()
     grad_sync = _build_grad_sync(config, collectives, state)
     identical = config.parallel.identical_replica_seeding
@@ -227,6 +230,7 @@ def build(
         schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
         forward_backward=_build_forward_backward(partition, context, metrics, objective, verification),
         clip=no_clipping if optim.clip_norm is None else clip_to_norm(optim.clip_norm, collectives),
+        update=keyed_update(config.run.seed) if state.any_slot_shape else update_weights,
         seed=config.run.seed,
         collectives=collectives,
         grad_sync=grad_sync,
@@ -255,25 +259,42 @@ def _build_verification(config: Config, collectives: Collectives, state: TrainSt
     return StepVerification(state.model, collectives, config.run.seed, config.parallel.bn_span)
 
 
-def _build_state(config: Config, partition: Partition, numerics: Numerics) -> TrainState:
-    model, shard = partition.part, partition.shard
-    rates = layer_rates(model, config.optim.layer_decay)
-    optimizer = build_optimizer(model, config.resolved_optim(), shard.sharding.owns, lambda name: rates.get(name, 1.0))
-    state = TrainState(model, optimizer, execution=numerics.execution, scaler=numerics.scaler, shard=shard)
+def _build_state(config: Config, partition: Partition, numerics: Numerics, user: UserCode) -> TrainState:
+    model, shard, optim = partition.part, partition.shard, config.resolved_optim()
+    rates = layer_rates(model, optim.layer_decay)
+    own = select_optimizer(optim, user.optimizer)
+    optimizer = build_optimizer(model, optim, shard.sharding.owns, lambda name: rates.get(name, 1.0), own)
+    state = TrainState(
+        model,
+        optimizer,
+        execution=numerics.execution,
+        scaler=numerics.scaler,
+        shard=shard,
+        any_slot_shape=own is not None,
+    )
     if config.optim.ema_decay is not None:
         state.ema = ModelEMA(model, config.optim.ema_decay)
     return state
 
 
-def build_objective(config: Config, user: UserCode, classes: Sequence[str], labels: Labels | None = None) -> Objective:
-    """Return loss and metrics: the user's, or cross-entropy and accuracy. Class weights follow from the training
-    labels; without them, the loss of training is not weighted."""
-    metrics, optim = measure_metrics(user.metrics, len(classes)), config.optim
+def build_objective(
+    config: Config,
+    user: UserCode,
+    classes: Sequence[str],
+    labels: Labels | None = None,
+    task: Task = "single-label",
+) -> Objective:
+    """Return loss and metrics: the user's, or those of the task. Class weights follow from the training labels; without
+    them, the loss of training is not weighted."""
+    metrics, optim = measure_metrics(user.metrics, len(classes), task), config.optim
+    correct, names = CORRECT[task], tuple(classes) if task == "multi-label" else ()
     weights = None if labels is None else resolve_class_weights(optim.class_weights, labels, classes)
     if user.loss is None:
+        if task == "multi-label":
+            return Objective(BinaryCrossEntropy(), BinaryCrossEntropy(), metrics, correct, names)
         by_class = None if weights is None else torch.from_numpy(weights)
         loss = CrossEntropy(optim.label_smoothing, optim.label_smoothing_over, by_class)
-        return Objective(loss, CrossEntropy(), metrics)
+        return Objective(loss, CrossEntropy(), metrics, correct)
     if weights is not None:
         raise ConfigError(
             f"--class-weights {' '.join(optim.class_weights)}: applies to the built-in cross-entropy only; omit it, or "
@@ -284,9 +305,9 @@ def build_objective(config: Config, user: UserCode, classes: Sequence[str], labe
             f"--label-smoothing {config.optim.label_smoothing:g}: applies to the built-in cross-entropy only; "
             "omit it, or smooth the labels in your loss"
         )
-    check_loss(user.loss, len(classes))
+    check_loss(user.loss, len(classes), task)
     own = UserLoss(user.loss)
-    return Objective(own, own, metrics)
+    return Objective(own, own, metrics, correct, names)
 
 
 def _build_forward_backward(

@@ -4,7 +4,7 @@ What is due is counted in samples, so it does not change with the batch size or 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -179,10 +179,16 @@ class ValidateCallback:
         return result
 
 
-def evaluate_state(state: TrainState, parts: StepParts, loader: Loader, config: Config) -> EvalResult:
-    """Evaluate the model of a run between two steps, on all ranks."""
+def evaluate_state(
+    state: TrainState,
+    parts: StepParts,
+    loader: Loader,
+    config: Config,
+    thresholds: Sequence[float] | None = None,
+) -> EvalResult:
+    """Evaluate the model of a run between two steps, on all ranks; thresholds of labels are fitted if not given."""
     size = config.optim.valid_batch_size or VALID_BATCH
-    setup = EvalSetup(config.run.validation_views, state.execution, parts.objective)
+    setup = EvalSetup(config.run.validation_views, state.execution, parts.objective, thresholds)
     return evaluate(state.model, loader, size, parts.collectives, parts.infer, setup)
 
 
@@ -198,7 +204,13 @@ def validation_record(checkpoint: str, step: int, epoch: float, result: EvalResu
         seconds=seconds,
         images_per_second=result.samples / seconds,
         metrics=result.metrics,
+        labels=result.labels,
     )
+
+
+def thresholds_of(result: EvalResult | None) -> dict[str, Any]:
+    """Return the thresholds of several labels for a checkpoint; empty if images have one class."""
+    return {"thresholds": [score.threshold for score in result.labels]} if result and result.labels else {}
 
 
 class Saver(Protocol):
@@ -245,9 +257,10 @@ class SaveCallback:
             self.best = result
         metadata = {
             **self.metadata,
-            "metrics": _figures(result),
+            "metrics": result.to_json() if result else {},
             "best_accuracy": -1.0 if self.best is None else self.best.accuracy,
-            "best_validation": _figures(self.best),
+            "best_validation": self.best.to_json() if self.best else {},
+            **thresholds_of(result),
             "best": best,
             "averaged": event.averaged,
             "stopped_early": event.stopped_early,
@@ -260,9 +273,3 @@ class SaveCallback:
         path = self.saver.poll(wait=wait)
         if path is not None:
             self.logger.event("checkpoint", path=path.name, step=step_of(path))
-
-
-def _figures(result: EvalResult | None) -> dict[str, Any]:
-    if result is None:
-        return {}
-    return {**result.metrics, "loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}

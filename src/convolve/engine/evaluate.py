@@ -9,7 +9,7 @@ add both of these shifted by one pixel, up and left or down and right, with refl
     half the mean over the two unshifted views, and half the mean over the four shifted ones
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,11 +84,15 @@ def _logits_fn(model: Network, execution: Execution) -> LogitsFn:
 
 @dataclass(frozen=True)
 class EvalSetup:
-    """How to evaluate: views of each image, execution of the number format, loss and metrics."""
+    """How to evaluate: views of each image, execution of the number format, loss and metrics.
+
+    `thresholds` are those of several labels per image; None fits them to the images.
+    """
 
     views: int = 1
     execution: Execution = field(default_factory=PlainExecution)
     objective: Objective = field(default_factory=Objective)
+    thresholds: Sequence[float] | None = None
 
 
 PLAIN_SETUP = EvalSetup()
@@ -103,16 +107,18 @@ def evaluate(
     setup: EvalSetup = PLAIN_SETUP,
 ) -> EvalResult:
     """Return loss (without label smoothing) and accuracy over all samples of a loader, split among replicas."""
-    device = next(model.parameters()).device
-    loss = setup.objective.valid_loss
-    metrics = RunningMetrics(device, collectives, setup.objective.metrics)
-    topology = (collectives or SingleProcess()).topology
+    device, objective = next(model.parameters()).device, setup.objective
+    collectives = collectives or SingleProcess()
+    loss, topology = objective.valid_loss, collectives.topology
+    metrics = RunningMetrics(device, collectives, objective.metrics, objective.correct)
+    ranking = objective.open_ranking(setup.thresholds, collectives)
     with eval_mode(model):
         logits_fn = average_views(logits_fn or _logits_fn(model, setup.execution), setup.views)
         for batch in loader.batches(batch_size, ReplicaShard(topology.replica, topology.replicas)):
             logits = logits_fn(batch.images)
             if logits is not None:
                 metrics.update(loss(logits, batch.labels), logits, batch.labels)
-    result = metrics.compute()
+                ranking.update(logits, batch.labels)
+    result = ranking.complete(metrics.compute())
     assert result.samples + len(loader.skipped) >= len(loader), f"counted {result.samples} of {len(loader)} samples"
     return result

@@ -6,7 +6,7 @@ batch. So the accumulated gradient is the mean over the global batch even if the
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from convolve.distributed.batch_norm_span import BatchNormSpan, NoSpan
 from convolve.distributed.gradient_sync import GradientSync, NoSync
 from convolve.distributed.pipeline import Pipeline
 from convolve.engine.metrics import LossFn, Metrics, NullMetrics
+from convolve.engine.pace import NoPace, Pace
 from convolve.engine.verification import NoVerification, PassResults, Verification, without_side_effects
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
@@ -79,9 +80,11 @@ class ForwardBackward:
     context: PassContext
     metrics: Metrics = field(default_factory=NullMetrics)
     verification: Verification = field(default_factory=NoVerification)
+    pace: Pace = field(default_factory=NoPace)
 
     def run(self, batch: StepBatch, step: int, scale: float) -> None:
         context = self.context
+        self.pace.on_step_start()
         with context.execution.step_context(context.seed, step):
             context.grad_sync.start(batch.leaves, batch.count)
             for micro_batch in batch.micro_batches:
@@ -93,6 +96,7 @@ class ForwardBackward:
                 self._verify(micro_batch, batch, step, scale, loss.detach())
                 context.end_backward(micro_batch, batch)
                 self.metrics.update(loss.detach(), logits.detach(), micro_batch.labels)
+                self.pace.on_micro_batch(len(batch.micro_batches))
 
     def _verify(self, micro_batch: MicroBatch, batch: StepBatch, step: int, scale: float, loss: Tensor) -> None:
         def first() -> PassResults:
@@ -110,6 +114,11 @@ class ForwardBackward:
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad)
+
+
+def with_pace(passes: ForwardBackwardFn, pace: Pace) -> ForwardBackwardFn:
+    """Return the passes with their progress reported; a pipeline, whose micro batches overlap, reports none."""
+    return replace(passes, pace=pace) if isinstance(passes, ForwardBackward) else passes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which guarantees a user's module and loss keep, found by a few passes on a copy before the first step.
+"""Which guarantees the user's code keeps, found by a few passes on a copy before the first step.
 
 Built-in models keep all of them: a resumed run equals an uninterrupted one ("restart"), micro batches in any number of
 processes give the same result ("processes"), micro batches of another size give the same result up to rounding ("batch
@@ -10,13 +10,14 @@ Each guarantee that is lost is one line that says why and what to do.
     generator states before and after  unchanged                                               batch size
     8 images in one pass and in two    same logits up to TOLERANCE of the largest               batch size
     a loss of all samples and of halves   the mean of the halves                               batch size
+    an optimizer on copies (`optim/probe.py`)   resumes exactly, parameters independent        restart, processes
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from convolve import rng
 from convolve.config import Config
+from convolve.config.schema import AugmentName
 from convolve.data.build import DataModule
 from convolve.data.user import UserReader, find_own_state
 from convolve.engine.objective import Loss, check_loss, name_of
@@ -34,6 +36,8 @@ from convolve.layers.stock import is_exact
 from convolve.loggers.base import Console
 from convolve.models.adopt import AdoptedModel
 from convolve.models.network import Network
+from convolve.optim.optimizers import parameter_groups, select_optimizer
+from convolve.optim.probe import try_optimizer
 
 IMAGES = 8
 TOLERANCE = 1e-4
@@ -56,8 +60,9 @@ class LostGuarantee:
 
 
 def find_lost(model: Network, data: DataModule, config: Config, user: UserCode) -> list[LostGuarantee]:
-    """Return the guarantees that the user's module and loss do not keep; in a strict run, one is an error."""
+    """Return the guarantees that the user's code does not keep; in a strict run, one is an error."""
     found = probe_data(user, config.run.seed) + probe_sampler(config)
+    found += probe_optimizer(model, config, user) + ([] if found else probe_augment(data, config))
     if not isinstance(model, AdoptedModel) and user.loss is None:
         return _require_all(found, user)
     batch = next(data.train_loader().step_batches(config.run.seed, 0, IMAGES, IMAGES)).micro_batches[0]
@@ -101,6 +106,47 @@ def probe_sampler(config: Config) -> list[LostGuarantee]:
         "keep that"
     )
     return [LostGuarantee(subject, ("epoch",), message)]
+
+
+def probe_augment(data: DataModule, config: Config) -> list[LostGuarantee]:
+    """Return what an augmentation of the user's code loses if images differ that are augmented twice with one key."""
+    name = config.data.augment
+    if name in get_args(AugmentName):
+        return []
+    first, second = (
+        next(data.train_loader().step_batches(config.run.seed, 0, IMAGES, IMAGES)).micro_batches[0] for _ in range(2)
+    )
+    if torch.equal(first.images, second.images):
+        return []
+    subject = f"augmentation {name}"
+    message = (
+        f"{subject}: an image differs when it is augmented twice with one key; {NOT_IDENTICAL}; draw from the argument "
+        "rng, or from the generators of torch, numpy or random"
+    )
+    return [LostGuarantee(subject, ("restart", "processes", "batch size"), message)]
+
+
+def probe_optimizer(model: Network, config: Config, user: UserCode) -> list[LostGuarantee]:
+    """Return what an optimizer of the user's code loses: exact restarts, or independence of how state is sharded."""
+    optimizer = select_optimizer(config.optim, user.optimizer)
+    if optimizer is None:
+        return []
+    trial, subject = try_optimizer(optimizer, parameter_groups(model, config.optim)), f"optimizer {optimizer.name}"
+    found = []
+    if not trial.resumes:
+        cause = f"changes {trial.changed[0]}" if trial.changed else "keeps state outside of state[parameter]"
+        message = (
+            f"{subject}: {cause}, which checkpoints do not store, so {NOT_IDENTICAL}; keep everything in "
+            "state[parameter], and draw from torch's generator"
+        )
+        found.append(LostGuarantee(subject, ("restart",), message))
+    if not trial.separable:
+        message = (
+            f"{subject}: the update of a parameter depends on others or on random numbers, so --rts and --shards "
+            "change the result (a restart and replicas do not); use tensors of that parameter only"
+        )
+        found.append(LostGuarantee(subject, ("processes",), message))
+    return found
 
 
 def report_lost(found: Iterable[LostGuarantee], console: Console, emit: Callable[..., None]) -> None:

@@ -10,15 +10,17 @@ epoch, so a number of steps is an exact number of samples.
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Protocol
 
 from convolve.config import Config
 from convolve.data.loader.loader import StepBatch
+from convolve.engine.forward_backward import with_pace
 from convolve.engine.metrics import EvalResult
+from convolve.engine.pace import SlowStepNotice
 from convolve.engine.state import TrainState
 from convolve.engine.step import StepParts, train_step
 from convolve.engine.throughput import Timer
@@ -107,6 +109,12 @@ class Callback(Protocol):
 
     def on_step_end(self, event: StepEvent) -> None:
         """Act on a step if it is due. Callbacks run in order and share the event."""
+
+
+def announce_slow_steps(parts: StepParts, info: Callable[[str], None], samples: int, config: Config) -> StepParts:
+    """Return the parts of a step that print the expected time if it is long; `samples` remain until the end."""
+    notice = SlowStepNotice(info, -(-samples // config.global_batch_size))
+    return replace(parts, forward_backward=with_pace(parts.forward_backward, notice))
 
 
 def fit(

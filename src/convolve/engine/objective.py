@@ -13,17 +13,20 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from convolve.data.dataset import Targets
+from convolve.data.dataset import Targets, Task
 from convolve.device import accumulation_dtype
-from convolve.engine.metrics import CrossEntropy, LossFn, MetricSums
+from convolve.distributed.collectives import Collectives
+from convolve.engine.metrics import CorrectFn, CrossEntropy, LossFn, MetricSums, has_class
+from convolve.engine.ranking import LabelRanking, NoRanking, Ranking
 from convolve.errors import ConfigError, to_one_line
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 
 
 class Loss(Protocol):
     """A loss: one value per sample."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
-        """Return the losses [N] of outputs [N, classes] and labels [N]."""
+        """Return the losses [N] of outputs [N, classes] and labels [N], or [N, classes] if targets are vectors."""
 
 
 @runtime_checkable
@@ -55,7 +58,7 @@ class MeanMetric:
 
     def update(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
         values = self.values(outputs, targets)
-        if values.shape != targets.shape:
+        if values.shape != targets.shape[:1]:
             raise ConfigError(
                 f"metric {self.name}: returned shape {tuple(values.shape)} for {len(targets)} samples; "
                 "return one value per sample, or use a class with update and compute"
@@ -92,7 +95,7 @@ class UserLoss:
         values = self._loss(logits, labels)
         if values.ndim == 0:
             return values.expand(len(labels))
-        if values.shape != labels.shape:
+        if values.shape != labels.shape[:1]:
             raise ConfigError(
                 f"loss {self.name}: returned shape {tuple(values.shape)} for {len(labels)} samples; "
                 "return one value per sample"
@@ -120,11 +123,20 @@ class UserMetrics(MetricSums):
 
 @dataclass(frozen=True)
 class Objective:
-    """What a run minimizes and reports. Validation uses `valid_loss`, which has no label smoothing."""
+    """What a run minimizes and reports. Validation uses `valid_loss`, which has no label smoothing.
+
+    `correct` decides whether a prediction counts as correct. `labels` are the names of several labels per image.
+    """
 
     loss: LossFn = field(default_factory=CrossEntropy)
     valid_loss: LossFn = field(default_factory=CrossEntropy)
     metrics: MetricSums = field(default_factory=MetricSums)
+    correct: CorrectFn = has_class
+    labels: tuple[str, ...] = ()
+
+    def open_ranking(self, thresholds: Sequence[float] | None, collectives: Collectives) -> Ranking:
+        """Return what collects logits in a validation; nothing unless images have several labels."""
+        return LabelRanking(self.labels, thresholds, collectives) if self.labels else NoRanking()
 
 
 def name_of(item: object) -> str:
@@ -132,32 +144,50 @@ def name_of(item: object) -> str:
     return str(getattr(item, "__qualname__", None) or type(item).__qualname__)
 
 
-def check_loss(loss: Loss, classes: int) -> None:
+def example_targets(classes: int, task: Task) -> Tensor:
+    """Return targets of two samples, to try a loss or metric: class numbers [2], or vectors [2, classes]."""
+    if task == "single-label":
+        return torch.zeros(2, dtype=torch.int64)
+    return torch.nn.functional.one_hot(torch.zeros(2, dtype=torch.int64), classes).float()
+
+
+def require_loss(stored: object, given: Loss | None) -> None:
+    """Reject the resumption of a run without the loss of the user's code that its checkpoint names."""
+    if isinstance(stored, str) and given is None:
+        raise ConfigError(
+            f"loss {to_one_line(stored)[:60]}: the run was trained with your loss; give it again with loss="
+        )
+
+
+def check_loss(loss: Loss, classes: int, task: Task = "single-label") -> None:
     """Reject a loss with parameters or with a wrong signature before training."""
     name = name_of(loss)
     if isinstance(loss, nn.Module) and next(loss.parameters(), None) is not None:
         raise ConfigError(f"loss {name}: has parameters, which would not be trained; move them into the model")
+    targets = example_targets(classes, task)
     with torch.random.fork_rng(devices=[]):
         try:
-            values = UserLoss(loss)(torch.zeros(2, classes), torch.zeros(2, dtype=torch.int64))
+            values = UserLoss(loss)(torch.zeros(2, classes), targets)
         except ConfigError:
             raise
         except Exception as error:
             raise ConfigError(
-                f"loss {name}: failed for outputs [2, {classes}] and labels [2] ({_describe(error)}); "
+                f"loss {name}: failed for outputs [2, {classes}] and labels {[*targets.shape]} ({_describe(error)}); "
                 "write loss(outputs, targets) -> one value per sample"
             ) from error
     if not isinstance(values, Tensor):
         raise ConfigError(f"loss {name}: returned {type(values).__name__}; return a tensor with one value per sample")
 
 
-def measure_metrics(metrics: Sequence[Metric], classes: int) -> MetricSums:
+def measure_metrics(metrics: Sequence[Metric], classes: int, task: Task = "single-label") -> MetricSums:
     """Return the sums of metrics; the length of each one's sums is found by a call with two samples."""
     if not metrics:
         return MetricSums()
-    outputs, labels = torch.zeros(2, classes), torch.zeros(2, dtype=torch.int64)
+    outputs, labels = torch.zeros(2, classes), example_targets(classes, task)
     sizes = []
     for metric in metrics:
+        if metric.name == MEAN_AVERAGE_PRECISION:
+            raise ConfigError(f"metric {metric.name}: is built in; give yours another name")
         try:
             sums = metric.update(outputs, labels)
             metric.compute(sums.reshape(-1).double())
@@ -165,7 +195,8 @@ def measure_metrics(metrics: Sequence[Metric], classes: int) -> MetricSums:
             raise
         except Exception as error:
             raise ConfigError(
-                f"metric {metric.name}: failed for outputs [2, {classes}] and labels [2] ({_describe(error)}); "
+                f"metric {metric.name}: failed for outputs [2, {classes}] and labels {[*labels.shape]} "
+                f"({_describe(error)}); "
                 "write update(outputs, targets) -> sums and compute(sums) -> float"
             ) from error
         sizes.append(sums.numel())

@@ -18,7 +18,10 @@ from convolve.optim.optimizers import load_state, state_tensors
 
 @dataclass
 class TrainState:
-    """Everything that a step reads and changes. `samples` is the position in the data; the order follows from it."""
+    """Everything that a step reads and changes. `samples` is the position in the data; the order follows from it.
+
+    `any_slot_shape` is set for an optimizer of the user's code, whose state may have other shapes than the weights.
+    """
 
     model: Network
     optimizer: torch.optim.Optimizer
@@ -28,6 +31,7 @@ class TrainState:
     scaler: Scaler = field(default_factory=NoScaling)
     ema: WeightAverage = field(default_factory=NoEMA)
     shard: LocalShard = field(default_factory=LocalShard)
+    any_slot_shape: bool = False
 
     def snapshot(self, metadata: dict[str, Any], collectives: Collectives | None = None) -> Snapshot:
         """Return the state as named tensors and plain values, `metadata` among them.
@@ -46,11 +50,17 @@ class TrainState:
         values = {"step": self.step, "samples": self.samples, "scaling": self.scaler.state_dict()}
         return Snapshot(tensors, {**values, "numerics": self.execution.policy.to_json(), **metadata})
 
+    def load_weights(self, snapshot: Snapshot) -> None:
+        """Load this process's part of the weights of a snapshot."""
+        local = self.shard.select(snapshot.tensors.get("model", {}))
+        load_weights(self.model, Snapshot({"model": local}, snapshot.state))
+
     def restore(self, snapshot: Snapshot) -> None:
         """Load a snapshot, bit for bit."""
         local = {part: self.shard.select(tensors) for part, tensors in snapshot.tensors.items()}
-        load_weights(self.model, Snapshot(local, snapshot.state))
-        load_state(self.optimizer, self.model, self.shard.select_state(local.get("optimizer", {})))
+        self.load_weights(snapshot)
+        slots = self.shard.select_state(local.get("optimizer", {}))
+        load_state(self.optimizer, self.model, slots, any_shape=self.any_slot_shape)
         self.ema.restore(local.get("averages", {}))
         self.step, self.samples = snapshot.step, snapshot.count("samples")
         try:

@@ -19,14 +19,32 @@ from convolve.engine.objective import Objective
 from convolve.engine.state import TrainState
 from convolve.engine.verification import NoVerification, Verification
 from convolve.layers.batch_norm import NormStatistics
+from convolve.layers.generators import keyed_generators
 from convolve.optim.optimizers import set_learning_rate
 from convolve.optim.schedules import Schedule
 
 ClipFn = Callable[[nn.Module], None]
+UpdateFn = Callable[[TrainState], None]
 
 
 def no_clipping(model: nn.Module) -> None:
     """Keep gradients as they are."""
+
+
+def update_weights(state: TrainState) -> None:
+    """Update the weights by the optimizer."""
+    state.optimizer.step()
+
+
+def keyed_update(seed: int) -> UpdateFn:
+    """Return an update for an optimizer of the user's code, with global generators keyed by the step."""
+
+    def update(state: TrainState) -> None:
+        device = next(state.model.parameters()).device
+        with keyed_generators(seed, state.step, "optimizer", device=device):
+            state.optimizer.step()
+
+    return update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +57,7 @@ class StepParts:
     schedule: Schedule
     forward_backward: ForwardBackwardFn
     clip: ClipFn = no_clipping
+    update: UpdateFn = update_weights
     seed: int = 0
     collectives: Collectives = field(default_factory=SingleProcess)
     grad_sync: GradientSync = field(default_factory=NoSync)
@@ -69,7 +88,7 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     if check.finite:
         statistics.update_running_stats(norm_sums)
         parts.clip(state.model)
-        state.optimizer.step()
+        parts.update(state)
         state.execution.round_weights_(state.optimizer, parts.seed, state.step)
         parts.sharding.broadcast_updated(state.model)
         state.ema.update(state.model, state.step)

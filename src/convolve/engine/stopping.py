@@ -15,8 +15,9 @@ from convolve.loggers.base import Logger
 
 
 def is_better(result: EvalResult, best: EvalResult | None) -> bool:
-    """Compare validations by accuracy, and by loss if it is equal, as it often is with few images."""
-    return best is None or (result.accuracy, -result.loss) > (best.accuracy, -best.loss)
+    """Compare validations by score (accuracy, or mean average precision), and by loss if it is equal, as it often is
+    with few images."""
+    return best is None or (result.score, -result.loss) > (best.score, -best.loss)
 
 
 @dataclass(kw_only=True)
@@ -46,14 +47,13 @@ class EarlyStopCallback:
     @staticmethod
     def state_of(best: EvalResult | None, stale: int = 0) -> dict[str, Any]:
         """Return the values for a checkpoint after a number of validations without improvement."""
-        figures = best and {"loss": best.loss, "accuracy": best.accuracy, "samples": best.samples}
-        return {"best": figures, "stale": stale}
+        return {"best": best and best.to_json(), "stale": stale}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Continue from the values of a checkpoint."""
         try:
             best = stored.get("best")
-            self.best = best and EvalResult(float(best["loss"]), float(best["accuracy"]), int(best["samples"]))
+            self.best = best and EvalResult.from_json(best)
             self.stale = int(stored.get("stale", 0))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise CheckpointError(f"state has early_stop={stored!r:.40}: not one of early stopping") from None

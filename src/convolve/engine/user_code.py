@@ -1,4 +1,4 @@
-"""What a user's Python code adds to a run: a module, a data set, a loss, metrics. By default nothing.
+"""What a user's Python code adds to a run: a module, a data set, a loss, metrics and more. By default nothing.
 
 `UserCode` travels from the Python API through `runs/session.py` to `engine/build.py`. An empty one is a run whose parts
 are all named in its config.
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from convolve.data.dataset import Dataset, Reader
+from convolve.data.transforms.user import UserAugment
 from convolve.engine.objective import Loss, Metric
 from convolve.models.network import Network, Shape
+from convolve.optim.user import UserOptimizer
 
 
 class UserModule(Protocol):
@@ -47,6 +49,8 @@ class UserCode:
     data: Dataset[Reader] | None = None
     loss: Loss | None = None
     metrics: tuple[Metric, ...] = ()
+    optimizer: UserOptimizer | None = None
+    augment: UserAugment | None = None
     strict: bool = False
 
     def in_use(self) -> AbstractContextManager[None]:

@@ -3,8 +3,8 @@
     state         weights, norm statistics, optimizer state and averages get a checksum after each update, which is
                   compared before the next update and before a checkpoint
     replicas      every REPLICA_STEPS steps and before a checkpoint, replicas compare the checksums of their weights
-    passes        one micro batch in RECOMPUTED_EVERY, chosen by a hash of (seed, step, number), is computed again, and
-                  loss and gradients are compared bit for bit
+    passes        each micro batch of a step is computed again in one of RECOMPUTED_EVERY steps, chosen by a hash of
+                  seed, step and number, and loss and gradients are compared bit for bit
 
 The arithmetic: a checksum is the sum of the 32-bit words of a tensor modulo 2^32. A change of one bit changes it by
 2^k, so it is always found. Changes of several bits cancel with a probability of about 2^-32.
@@ -16,10 +16,10 @@ of the first one.
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -27,13 +27,13 @@ from convolve import rng
 from convolve.distributed.collectives import Collectives
 from convolve.engine.state import TrainState
 from convolve.errors import CorruptionError
+from convolve.kernels import checksum
+from convolve.kernels.checksum import Words
 from convolve.layers.batch_norm import StepStatistics
 
 RECOMPUTED_EVERY = 100
 REPLICA_STEPS = 16
-SMALL_WORDS = 4096
 REMEDY = "check the memory and the processor of this machine; resume with `convolve restore`"
-Words = npt.NDArray[np.uint32]
 # Loss and gradients of one pass, by name.
 PassResults = Mapping[str, Tensor | None]
 PassFn = Callable[[], PassResults]
@@ -72,7 +72,7 @@ class NoVerification:
 
 
 class TensorMemory:
-    """The memory of some tensors, of which it computes checksums; those of small tensors in one pass."""
+    """The memory of some tensors, of which it computes checksums."""
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         self.names, self.tensors = list(named), list(named.values())
@@ -82,22 +82,14 @@ class TensorMemory:
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
         words = [_words(tensor) for tensor in self.tensors]
         self._elsewhere = [number for number, found in enumerate(words) if found is None]
-        here = [(number, found) for number, found in enumerate(words) if found is not None]
-        self._large = [(number, found) for number, found in here if len(found) > SMALL_WORDS]
-        small = [(number, found) for number, found in here if 0 < len(found) <= SMALL_WORDS]
-        self._small, self._small_words = [number for number, _ in small], [found for _, found in small]
-        lengths = np.array([len(found) for found in self._small_words], np.int64)
-        self._starts = lengths.cumsum() - lengths
+        # Blocks that are elsewhere stay empty, and their sums are filled in afterward.
+        self._sum_words = checksum.bind([np.empty(0, np.uint32) if found is None else found for found in words])
 
     def checksums(self) -> Words:
         """Return the checksum of each tensor. Those of an accelerator are copied to the host together."""
         if list(map(Tensor.data_ptr, self.tensors)) != self._addresses:
             self._find()
-        sums = np.zeros(len(self.tensors), np.uint32)
-        if self._small:
-            sums[self._small] = np.add.reduceat(np.concatenate(self._small_words), self._starts, 0, np.uint32)
-        for number, words in self._large:
-            sums[number] = np.add.reduce(words, 0, np.uint32)
+        sums = self._sum_words()
         if self._elsewhere:
             copied = torch.stack([_device_checksum(self.tensors[number]) for number in self._elsewhere]).tolist()
             sums[self._elsewhere] = np.array(copied, np.int64).astype(np.uint32)
@@ -124,11 +116,11 @@ class StepVerification:
         self._recorded = self._memory.checksums()
 
     def check(self, state: TrainState) -> None:
-        changed = np.flatnonzero(self._memory.checksums() != self._recorded)
-        if len(changed):
+        sums = self._memory.checksums()
+        if sums.tobytes() != self._recorded.tobytes():
             raise CorruptionError(
                 f"changed between two updates, found at step {state.step + 1}; {REMEDY}",
-                subject=self._memory.names[changed[0]],
+                subject=self._memory.names[int(np.argmax(sums != self._recorded))],
             )
 
     def check_replicas(self, state: TrainState, *, due: bool) -> None:
@@ -163,8 +155,14 @@ class StepVerification:
 
 
 def is_chosen(seed: int, step: int, number: int) -> bool:
-    """Return whether the micro batches of a span are computed again: about one in RECOMPUTED_EVERY."""
-    return rng.hash_key(seed, "verify", step, number) % RECOMPUTED_EVERY == 0
+    """Return whether the micro batches of a span are computed again: in one of each RECOMPUTED_EVERY steps."""
+    return step % RECOMPUTED_EVERY == _chosen_step(seed, step // RECOMPUTED_EVERY, number, RECOMPUTED_EVERY)
+
+
+@lru_cache
+def _chosen_step(seed: int, group: int, number: int, steps: int) -> int:
+    """Draw one of the steps of a group."""
+    return rng.hash_key(seed, "verify", group, number) % steps
 
 
 @contextmanager

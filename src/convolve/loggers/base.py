@@ -8,7 +8,10 @@ from datetime import datetime, timezone
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from convolve.label_scores import LabelScore
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class TrainRecord:
 class ValidationRecord:
     """One validation of `samples` images; `checkpoint` is the name of its folder, `accuracy` is in [0, 1].
 
-    `metrics` are the user's.
+    `metrics` are the user's. If images have several labels, they include the mean average precision, `labels` are the
+    scores of each label, and an image counts as correct if all of its labels are right at a probability of one half.
     """
 
     checkpoint: str
@@ -48,6 +52,12 @@ class ValidationRecord:
     seconds: float
     images_per_second: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    labels: tuple["LabelScore", ...] = ()
+
+    @property
+    def mean_average_precision(self) -> float | None:
+        """That of images with several labels; otherwise None."""
+        return self.metrics.get("mean_average_precision")
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ def format_event(kind: str, details: Mapping[str, Any]) -> str:
 
 def scalars(record: TrainRecord | ValidationRecord) -> dict[str, float]:
     """Return the numbers of a record that can be plotted over the step."""
-    skipped = {"step", "checkpoint", "metrics"}
+    skipped = {"step", "checkpoint", "metrics", "labels"}
     numbers = {name: value for name, value in asdict(record).items() if name not in skipped and value is not None}
     return {**numbers, **record.metrics}
 

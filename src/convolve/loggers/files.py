@@ -38,30 +38,35 @@ Points = list[tuple[float, float]]
 class CsvLogger(Logger):
     """Writes log points to training.csv and validations to validation.csv; None is an empty cell."""
 
-    def __init__(self, training: LineFile, validation: LineFile, metrics: Sequence[str] = ()) -> None:
+    def __init__(
+        self, training: LineFile, validation: LineFile, metrics: Sequence[str] = (), scores: Sequence[str] = ()
+    ) -> None:
         self._training = training
         self._validation = validation
         self._metrics = tuple(metrics)
+        self._scores = tuple(scores)
 
     @classmethod
-    def open(cls, folder: Path, metrics: Sequence[str] = ()) -> "CsvLogger":
-        """Open both tables of a run folder to append to them; the user's metrics are their last columns."""
+    def open(cls, folder: Path, metrics: Sequence[str] = (), scores: Sequence[str] = ()) -> "CsvLogger":
+        """Open both tables of a run folder to append to them. The user's metrics are their last columns, after the
+        `scores` of validations."""
         training = _open_table(folder / TRAINING_FILE, TrainRecord, metrics)
         try:
-            return cls(training, _open_table(folder / VALIDATION_FILE, ValidationRecord, metrics), metrics)
+            validation = _open_table(folder / VALIDATION_FILE, ValidationRecord, [*scores, *metrics])
+            return cls(training, validation, metrics, scores)
         except ConvolveError:
             training.close()
             raise
 
     def train(self, record: TrainRecord) -> None:
-        self._training.write(self._format(record))
+        self._training.write(self._format(record, self._metrics))
 
     def valid(self, record: ValidationRecord) -> None:
-        self._validation.write(self._format(record))
+        self._validation.write(self._format(record, (*self._scores, *self._metrics)))
 
-    def _format(self, record: TrainRecord | ValidationRecord) -> str:
+    def _format(self, record: TrainRecord | ValidationRecord, metrics: Sequence[str]) -> str:
         cells = [getattr(record, name) for name in _columns(type(record))]
-        return _row([*cells, *(record.metrics.get(name) for name in self._metrics)])
+        return _row([*cells, *(record.metrics.get(name) for name in metrics)])
 
     def close(self) -> None:
         self._training.close()
@@ -126,11 +131,14 @@ class TextLogger(Logger):
         self._file.write(f"{timestamp()}  {text}")
 
 
-def open_loggers(config: LogConfig, folder: Path, seed: int = 0, metrics: Sequence[str] = ()) -> LoggerGroup:
+def open_loggers(
+    config: LogConfig, folder: Path, seed: int = 0, metrics: Sequence[str] = (), scores: Sequence[str] = ()
+) -> LoggerGroup:
     """Open the loggers of a config in a run folder; a missing extra is an error before any file is created.
 
     Args:
         metrics: names of the user's metrics, which become columns of the tables.
+        scores: further columns of validations.
     """
     loggers: list[Logger] = []
     try:
@@ -139,7 +147,7 @@ def open_loggers(config: LogConfig, folder: Path, seed: int = 0, metrics: Sequen
         if config.wandb:
             loggers.append(WandbLogger(folder, config.wandb_project))
         if config.logs:
-            loggers.append(CsvLogger.open(folder, metrics))
+            loggers.append(CsvLogger.open(folder, metrics, scores))
             loggers.append(JsonlLogger.open(folder))
             loggers.append(TextLogger.open(folder))
         if config.mlperf_logging:
@@ -156,7 +164,7 @@ def encode_event(kind: str, **details: object) -> str:
 
 
 def _columns(record: type[TrainRecord] | type[ValidationRecord]) -> list[str]:
-    return [field.name for field in fields(record) if field.name != "metrics"]
+    return [field.name for field in fields(record) if field.name not in ("metrics", "labels")]
 
 
 def _open_table(path: Path, record: type[TrainRecord] | type[ValidationRecord], metrics: Sequence[str]) -> LineFile:

@@ -36,6 +36,16 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes}:{rest:02d} min" if minutes < 100 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
+def _score(record: ValidationRecord) -> float:
+    """Return the accuracy, or the mean average precision if images have several labels."""
+    found = record.mean_average_precision
+    return record.accuracy if found is None else found
+
+
+def _name_score(record: ValidationRecord) -> str:
+    return "" if record.mean_average_precision is None else "mAP "
+
+
 class RunLines:
     """Collects what happens in an epoch and returns its line when the epoch is validated.
 
@@ -90,14 +100,14 @@ class RunLines:
             return format_validation(record)
         trained = self._record
         if (trained is not None and record.step != trained.step) or not record.checkpoint.startswith("step-"):
-            return f"{record.checkpoint}: validation {record.accuracy:.1%}, loss {record.loss:.3f}"
-        self._accuracy = max(self._accuracy, record.accuracy)
+            return f"{record.checkpoint}: validation {_name_score(record)}{_score(record):.1%}, loss {record.loss:.3f}"
+        self._accuracy = max(self._accuracy, _score(record))
         if self._averages and record.step and not record.checkpoint.endswith("-ema"):
             return None
         accuracy, self._accuracy = self._accuracy, -1.0
         mark = " (best)" if accuracy > self._best else ""
         self._best = max(self._best, accuracy)
-        shown = f"validation {accuracy:.1%}{mark}, "
+        shown = f"validation {_name_score(record)}{accuracy:.1%}{mark}, "
         if trained is None:
             what = "classifier on frozen features" if self._photos else f"epoch {record.epoch:g}"
             return f"{what}: {shown}{record.seconds:.0f} s"

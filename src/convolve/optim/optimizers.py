@@ -1,7 +1,7 @@
 """Build optimizers by name, and convert their state to and from named tensors.
 
 State is stored under `<parameter name>.<slot>`, not under positions. So a checkpoint fits any layout that has the
-parameter, and nothing is pickled.
+parameter, and nothing is pickled. Numbers are stored under `<slot>:int` and the like.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from convolve.config import OptimConfig
 from convolve.errors import CheckpointError, ConfigError
 from convolve.optim.update_rules import Lars, Muon, RMSpropTF
+from convolve.optim.user import UserOptimizer, find_optimizer
 
 Groups = list[dict[str, Any]]
 OwnsFn = Callable[[str], bool]
@@ -142,19 +143,32 @@ OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
 }
 
 
+def select_optimizer(config: OptimConfig, given: UserOptimizer | None = None) -> UserOptimizer | None:
+    """Return the optimizer of the user's code: the given one, or that of the name in a config; None: a built-in one."""
+    return given or find_optimizer(config.optimizer, OPTIMIZERS.get(config.optimizer))
+
+
 def build_optimizer(
-    model: nn.Module, config: OptimConfig, owns: OwnsFn = lambda name: True, rate: RateFn = lambda name: 1.0
+    model: nn.Module,
+    config: OptimConfig,
+    owns: OwnsFn = lambda name: True,
+    rate: RateFn = lambda name: 1.0,
+    given: UserOptimizer | None = None,
 ) -> torch.optim.Optimizer:
     """Build the optimizer for the parameters of a model, or for those that this process owns.
 
-    `rate` returns a factor on the learning rate of a parameter.
+    `rate` returns a factor on the learning rate of a parameter. `given` replaces the optimizer of the config.
     """
-    return OPTIMIZERS[config.optimizer](parameter_groups(model, config, owns, rate), config)
+    groups, user = parameter_groups(model, config, owns, rate), select_optimizer(config, given)
+    return OPTIMIZERS[config.optimizer](groups, config) if user is None else user.build(groups, config.learning_rate)
 
 
 def count_moments(config: OptimConfig) -> tuple[int, int]:
     """Return how many first moments (velocities) and second moments (mean squares) an optimizer stores per weight."""
     velocities = int(config.momentum > 0)
+    user = select_optimizer(config)
+    if user is not None:
+        return _count_slots(user), 0
     return {
         "sgd": (0, 0),
         "momentum": (velocities, 0),
@@ -167,6 +181,16 @@ def count_moments(config: OptimConfig) -> tuple[int, int]:
     }[config.optimizer]
 
 
+def _count_slots(user: UserOptimizer) -> int:
+    """Return how many tensors an optimizer stores per weight, found by a step on one parameter."""
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = user.build([{"params": [weight], "weight_decay": 0.0, "rate_factor": 1.0}], 1e-3)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    slots = optimizer.state.get(weight, {}).values()
+    return sum(isinstance(value, Tensor) and value.shape == weight.shape for value in slots)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of the next update."""
     for group in optimizer.param_groups:
@@ -177,28 +201,48 @@ def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
+_NUMBERS: dict[str, type] = {"bool": bool, "int": int, "float": float}
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value of an optimizer's state is a number of Python."""
+    return isinstance(value, bool | int | float)
+
+
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimizer state by parameter name and slot."""
-    return {
-        f"{name}.{slot}": value
-        for name, parameter in _parameters(model)
-        for slot, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
+    found: dict[str, Tensor] = {}
+    for name, parameter in _parameters(model):
+        for slot, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"{name}.{slot}"] = value
+            elif is_number(value):
+                kind = torch.float64 if isinstance(value, float) else torch.int64
+                found[f"{name}.{slot}:{type(value).__name__}"] = torch.tensor(value, dtype=kind)
+    return found
 
 
-def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load stored state in the memory layout of the parameters; fused optimizers iterate over memory, not indices."""
+def load_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], *, any_shape: bool = False
+) -> None:
+    """Load stored state in the memory layout of the parameters; fused optimizers iterate over memory, not indices.
+
+    `any_shape` is for optimizers of the user's code, whose state may have other shapes than the weights.
+    """
+    strict = not any_shape or any(group.get("fused") for group in optimizer.param_groups)
     unused = set(tensors)
     for name, parameter in _parameters(model):
-        slots = {}
+        slots: dict[str, Any] = {}
         for key in [key for key in unused if key.rpartition(".")[0] == name]:
             stored = tensors[key]
-            if stored.shape != parameter.shape and stored.numel() != 1:
+            if strict and stored.shape != parameter.shape and stored.numel() != 1:
                 # Fused optimizers would read and write beyond its end.
                 raise CheckpointError(f"optimizer.safetensors: '{key}' has another shape than its weight")
+            slot, _, kind = key.rpartition(".")[2].partition(":")
             like = parameter if stored.shape == parameter.shape else stored
-            slots[key.rpartition(".")[2]] = torch.empty_like(like, dtype=stored.dtype).copy_(stored)
+            slots[slot] = _read_number(key, kind, stored) if kind else torch.empty_like(like, dtype=stored.dtype)
+            if not kind:
+                slots[slot].copy_(stored)
             unused.discard(key)
         if slots:
             optimizer.state[parameter] = slots
@@ -207,3 +251,9 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapp
             f"optimizer.safetensors: unexpected key '{sorted(unused)[0]}' ({len(unused)} in total); "
             "restore with the config of the checkpoint"
         )
+
+
+def _read_number(key: str, kind: str, stored: Tensor) -> object:
+    if kind not in _NUMBERS or stored.numel() != 1:
+        raise CheckpointError(f"optimizer.safetensors: '{key}' is no number; use another checkpoint")
+    return _NUMBERS[kind](stored.item())

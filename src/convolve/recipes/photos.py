@@ -1,4 +1,4 @@
-"""The recipe for a folder of photos: choose model, image size, schedule and length, and train.
+"""The recipe for a folder of photos: choose model, image size, schedule and length.
 
 With pretrained weights: fit a classifier on the features of the frozen model, then fine-tune all layers while
 validation improves; the better of the two is the result. Without them: train from random weights with more epochs and
@@ -26,12 +26,11 @@ from convolve.config.loading import read_values, resolve
 from convolve.data.dataset import Dataset, Reader
 from convolve.data.lookup import infer_entry
 from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_images
+from convolve.data.readers.splits import SplitOptions
 from convolve.data.sampling import suggest_class_weights
 from convolve.errors import ConvolveError, DataError, to_one_line
 from convolve.loggers.base import Console, SilentConsole
 from convolve.recipes.speed import measure_photos
-from convolve.runs.results import TrainReport
-from convolve.runs.session import train
 
 FINE_TUNING = {
     "weights": "imagenet",
@@ -97,14 +96,15 @@ class PhotoPlan:
         return {"recipe": "photos", "chosen": list(self.lines), **self.facts}
 
 
-def find_photos(folder: Path, console: Console) -> Dataset[Reader] | None:
-    """Return the photos in a folder by class; None if it contains a known data set, such as MNIST."""
+def find_photos(folder: Path, console: Console, task: str = "auto") -> Dataset[Reader] | None:
+    """Return the photos in a folder by class, or with several labels; None if it contains a known data set, such as
+    MNIST."""
     if not folder.is_dir():
         problem = "is a file" if folder.is_file() else "no such folder"
         raise DataError(f"{folder}: {problem}; give a folder with one folder of photos for each class")
     if infer_entry(folder) is not None:
         return None
-    photos = open_images(folder, str(folder), console.progress)
+    photos = open_images(folder, str(folder), console.progress, SplitOptions(task=task))
     if photos is None:
         classes = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
         if len(classes) == 1 and classes[0] not in ("train", "val", "test"):
@@ -118,6 +118,8 @@ def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any
     given = {**read_values(options), "data_dir": folder}
     if "sampler" not in given and suggest_class_weights(photos.train.labels) == "auto":
         given.setdefault("class_weights", "auto")
+    if photos.task == "multi-label":
+        given.setdefault("label_smoothing", 0.0)
     has_test = photos.test_name == "test"
     count = len(photos.train)
     if has_test and photos.validation is None and given.get("epochs") != 0:
@@ -127,21 +129,13 @@ def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any
     plan = plan or _from_scratch(given, count)
     config = plan.config.model_copy(update={"name": run_name(folder)})
     split = f"{len(photos.test):,} to {'test' if has_test else 'validate'}"
-    first = f"{folder.name}: {len(photos.train):,} photos of {len(photos.classes)} classes to train, {split}"
+    kinds = (
+        f"with {len(photos.classes)} labels" if photos.task == "multi-label" else f"of {len(photos.classes)} classes"
+    )
+    first = f"{folder.name}: {len(photos.train):,} photos {kinds} to train, {split}"
     facts = {"photos": str(folder), "training_photos": len(photos.train), "test_photos": len(photos.test)}
     plan = replace(plan, config=config, lines=(first, *plan.lines), facts=facts)
     return _fit_budget(plan, photos, count, given) if config.optim.minutes is not None else plan
-
-
-def train_photos(folder: Path, options: Mapping[str, Any], console: Console) -> TrainReport | None:
-    """Train on a folder of photos with the recipe; None if the folder contains a known data set instead."""
-    photos = find_photos(folder, console)
-    if photos is None:
-        return None
-    plan = plan_photos(folder, photos, options, console)
-    for line in plan.lines:
-        console.info(line)
-    return train(plan.config, console, recipe=plan.to_json())
 
 
 def run_name(folder: Path) -> str:

@@ -87,7 +87,7 @@ def average(
     config = trained.config
     device.configure(config.run.threads)
     dataset = load_dataset(config, console, user.data)
-    data = DataModule(dataset, trained.transform, device.select(config.run.device), config.data)
+    data = DataModule(dataset, trained.transform, device.select(config.run.device), config.data, user.augment)
     return finish_average(saved, paths, recipe, trained, data)
 
 
@@ -139,7 +139,12 @@ def finish_average(
         snapshot = load(saved)
         snapshot.tensors["model"] = dict(trained.model.state_dict())
         save_average(saved.parent.parent, saved.name, snapshot)
-    return AverageReport(saved, [path.name for path in paths], statistics, validate_one(trained, data))
+    record = validate_one(trained, data, fit=True)
+    if record.labels:
+        snapshot = load(saved)
+        snapshot.state["thresholds"] = [score.threshold for score in record.labels]
+        save_average(saved.parent.parent, saved.name, snapshot)
+    return AverageReport(saved, [path.name for path in paths], statistics, record)
 
 
 def batch_norms(model: nn.Module) -> list[StepStatistics]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
+from convolve.engine.tasks import class_numbers
 from convolve.files import read_run_file, write_file
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution
@@ -42,7 +43,7 @@ def fit_calibration(
     with eval_mode(model):
         for batch in data.validation_loader().batches(BATCH):
             logits.append(execution.forward(model, batch.images).float().cpu().numpy())
-            labels.append(batch.labels.cpu().numpy().astype(np.int64))
+            labels.append(class_numbers(batch.labels))
     truth = np.concatenate(labels)
     return RunCalibration(fit_temperature(np.concatenate(logits), truth), len(truth))
 

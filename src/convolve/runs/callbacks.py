@@ -20,6 +20,8 @@ from convolve.engine.callbacks import (
 )
 from convolve.engine.loop import Callback
 from convolve.engine.stopping import EarlyStopCallback, TimeBudgetCallback
+from convolve.errors import ConvolveError
+from convolve.files import read_run_file
 from convolve.run_files import RECIPE_FILE
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def build_callbacks(session: Session, log: LogCallback) -> list[Callback]:
 def reserved_seconds(folder: Path) -> float:
     """Return the part of the time budget for what follows the last step, from the plan of the run; 0 without one."""
     try:
-        seconds = float(json.loads((folder / RECIPE_FILE).read_text())["reserved_seconds"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        seconds = float(json.loads(read_run_file(folder / RECIPE_FILE))["reserved_seconds"])
+    except (OSError, ConvolveError, ValueError, KeyError, TypeError, RecursionError):
         return 0.0
     return seconds if math.isfinite(seconds) else 0.0
 

@@ -7,11 +7,12 @@ from typing import Any
 from convolve.config import Config
 from convolve.config.loading import build
 from convolve.config.training import AUTO_SPLITS
+from convolve.distributed.collectives import HOST_OPTIONS
 from convolve.distributed.topology import started_replicas
 from convolve.errors import ConfigError
 
 # What may differ between the command of a run and the one that continues it, besides the layout.
-_FREE = ("run_dir", "resume", "device", "threads", "workers", "data_dir", "log_dir", "name_suffix")
+_FREE = (*HOST_OPTIONS, "run_dir", "resume", "log_dir", "name_suffix")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Figures of a run for its summary."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from convolve.engine.throughput import Timer
@@ -35,6 +36,7 @@ def summary_figures(session: "Session", report: TrainReport, timer: Timer) -> di
         "skipped_steps": session.state.scaler.skipped,
         "end_to_end_seconds": report.seconds,
         "metrics": dict(report.metrics),
+        **({"labels": [asdict(score) for score in report.labels]} if report.labels else {}),
         **({"weights": session.weights} if session.weights else {}),
         "lost_guarantees": [lost.to_json() for lost in session.lost_guarantees],
     }

@@ -8,7 +8,7 @@ from convolve.config import Config
 from convolve.engine.loop import run_samples
 from convolve.errors import CheckpointError
 from convolve.files import read_run_file
-from convolve.run_files import CHECKPOINTS_FOLDER, REPORT_FILE, SUMMARY_FILE
+from convolve.run_files import CHECKPOINTS_FOLDER, REPORT_FILE, SUMMARY_FILE, step_of
 from convolve.runs.results import TrainReport
 
 
@@ -21,12 +21,13 @@ def read_finished(folder: Path, config: Config) -> TrainReport | None:
     if not paths or not config.log.logs or (config.log.report and not (folder / REPORT_FILE).is_file()):
         return None
     try:
-        snapshot = load(paths[-1])
         summary = json.loads(read_run_file(folder / SUMMARY_FILE))
         validated = config.run.validation_mode == "none" or summary["test_accuracy"] is not None
-        complete = validated and _is_complete(snapshot.state, config) and summary["steps"] == snapshot.step
-        return _to_report(folder, summary, snapshot.state.get("stopped_early")) if complete else None
-    except (CheckpointError, OSError, ValueError, KeyError, TypeError):
+        if not validated or summary["steps"] != step_of(paths[-1]):
+            return None  # without reading a checkpoint, which a resumed run reads anyway
+        state = load(paths[-1]).state
+        return _to_report(folder, summary, state.get("stopped_early")) if _is_complete(state, config) else None
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

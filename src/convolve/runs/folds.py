@@ -12,7 +12,8 @@ from convolve.runs.session import train
 
 @dataclass(frozen=True)
 class FoldsReport:
-    """Results of a cross-validation; `mean` and `deviation` are over folds, None if nothing was validated.
+    """Results of a cross-validation; `mean` and `deviation` of the accuracy, or of the mean average precision if images
+    have several labels, are over folds, None if nothing was validated.
 
     `runs` has the report of every run that was started; the last one may have been interrupted.
     """
@@ -42,12 +43,12 @@ def train_folds(config: Config, console: Console) -> FoldsReport:
 
 
 def summarize_folds(folds: int, runs: list[TrainReport]) -> FoldsReport:
-    """Return the mean accuracy over the runs, and the standard deviation between folds."""
-    found = [run.test_accuracy for run in runs if run.test_accuracy is not None]
+    """Return the mean score over the runs, and the standard deviation between folds."""
+    found = [run.score for run in runs if run.score is not None]
     if not found:
         return FoldsReport(folds, runs, None, None)
     mean = sum(found) / len(found)
-    spread = sum((accuracy - mean) ** 2 for accuracy in found)
+    spread = sum((score - mean) ** 2 for score in found)
     return FoldsReport(folds, runs, mean, math.sqrt(spread / max(len(found) - 1, 1)))
 
 

@@ -14,16 +14,20 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from convolve.engine.callbacks import validation_record
-from convolve.engine.metrics import EvalResult
+from convolve.data.sampling import resolve_class_weights
+from convolve.distributed.collectives import SingleProcess
+from convolve.engine.callbacks import thresholds_of, validation_record
+from convolve.engine.metrics import BinaryCrossEntropy, CrossEntropy, EvalResult
+from convolve.engine.objective import Objective
 from convolve.engine.state import TrainState
 from convolve.engine.stopping import EarlyStopCallback
 from convolve.models.network import Network
 from convolve.run_files import checkpoint_name
 from convolve.transfer.features import FeatureExtractor, Features, find_classifier
-from convolve.transfer.head import Head, fit_head
+from convolve.transfer.head import Head, HeadLoss, fit_head
 
 if TYPE_CHECKING:
     from convolve.runs.session import Session
@@ -41,9 +45,10 @@ def start_from_head(session: Session) -> EvalResult:
     name = dataset.test_name if dataset.validation is None else "validation"
     session.outputs.check_data(console, {"train": train, name: held})
     fitted = time.perf_counter()
-    head = fit_head(train.values, torch.from_numpy(train.labels), len(dataset.classes), console.progress)
-    result = _score(head, held)
-    final = head if dataset.validation is None else _fit_all(head, train, held, len(dataset.classes))
+    loss = _choose_loss(session)
+    head = fit_head(train.values, _targets(train), len(dataset.classes), console.progress, loss=loss)
+    result = _score(head, held, session.parts.objective)
+    final = head if dataset.validation is None else _fit_all(head, train, held, loss)
     _install(final, model)
     restart_average(session.state)
     if session.span.total:
@@ -70,29 +75,51 @@ def _install(head: Head, model: Network) -> None:
         classifier.bias.copy_(head.bias)
 
 
-def _fit_all(head: Head, train: Features, held: Features, classes: int) -> Head:
-    """Fit again on training and validation images."""
-    labels = torch.cat([torch.from_numpy(features.labels) for features in (train, held)])
-    return fit_head(torch.cat((train.values, held.values)), labels, classes, strength=head.strength)
-
-
-def _score(head: Head, features: Features) -> EvalResult:
+def _targets(features: Features) -> Tensor:
+    """Return class numbers [N], or [N, labels] of 0 and 1."""
     labels = torch.from_numpy(features.labels)
+    return labels.float() if labels.ndim == 2 else labels
+
+
+def _choose_loss(session: Session) -> HeadLoss:
+    """Return the loss of the task with the class weights of the run, but without label smoothing."""
+    dataset, option = session.data.dataset, session.config.optim.class_weights
+    if dataset.task == "multi-label":
+        return lambda logits, labels: BinaryCrossEntropy()(logits, labels) * logits.shape[1] / len(labels)
+    weights = resolve_class_weights(option, dataset.train.labels, dataset.classes)
+    if weights is None:
+        return functional.cross_entropy
+    weighted = CrossEntropy(class_weights=torch.from_numpy(weights))
+    return lambda logits, labels: weighted(logits, labels) / len(labels)
+
+
+def _fit_all(head: Head, train: Features, held: Features, loss: HeadLoss) -> Head:
+    """Fit again on training and validation images."""
+    values, labels = torch.cat((train.values, held.values)), torch.cat((_targets(train), _targets(held)))
+    return fit_head(values, labels, len(head.bias), strength=head.strength, loss=loss)
+
+
+def _score(head: Head, features: Features, objective: Objective) -> EvalResult:
+    labels = _targets(features)
     logits = features.values @ head.weight.float().T + head.bias.float()
-    accuracy = float((logits.argmax(1) == labels).double().mean())
-    return EvalResult(float(functional.cross_entropy(logits.double(), labels)), accuracy, len(labels))
+    accuracy = float(objective.correct(logits, labels).double().mean())
+    loss = float(objective.valid_loss(logits.double(), labels)) / len(labels)
+    ranking = objective.open_ranking(None, SingleProcess())
+    ranking.update(logits, labels)
+    return ranking.complete(EvalResult(loss, accuracy, len(labels)))
 
 
 def _save(session: Session, result: EvalResult) -> None:
     if not session.config.run.checkpoints:
         return
-    figures = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+    figures = result.to_json()
     metadata = {
         **session.checkpoint_metadata(),
         "metrics": figures,
         "best_accuracy": result.accuracy,
         "best_validation": figures,
         "best": True,
+        **thresholds_of(result),
         "averaged": bool(session.state.ema.tensors()),
         "early_stop": EarlyStopCallback.state_of(result),
         "seconds": 0.0,

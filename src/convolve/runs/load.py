@@ -1,10 +1,12 @@
 """Trained models from checkpoints, and the data of their run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from convolve.checkpoint.store import load
 from convolve.config import Config
 from convolve.config.loading import build_stored
 from convolve.data.build import DataModule, load_dataset, without_augmentation
-from convolve.data.dataset import Dataset, Images, Labels, Reader
+from convolve.data.dataset import Dataset, Images, Reader, Task
 from convolve.data.lookup import open_scored
 from convolve.data.transforms.normalize import Transform
 from convolve.engine.build import build_model
@@ -29,7 +31,9 @@ from convolve.models.network import Network
 class TrainedModel:
     """A model with the weights of a checkpoint, and what is needed to use it.
 
-    `weights` are name, source and license of the weights that training started from, if these are known.
+    `weights` are name, source and license of the weights that training started from, if these are known. `thresholds`
+    are the probabilities from which on each label is predicted, if images have several; None if the checkpoint was not
+    validated.
     """
 
     path: Path
@@ -41,6 +45,8 @@ class TrainedModel:
     epoch: float
     user: UserCode = NO_USER_CODE
     weights: dict[str, str | None] | None = None
+    task: Task = "single-label"
+    thresholds: tuple[float, ...] | None = None
 
 
 def load_trained(path: Path, *, device_name: str | None = None, user: UserCode = NO_USER_CODE) -> TrainedModel:
@@ -55,12 +61,32 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
         classes, transform = tuple(map(str, state["classes"])), Transform.from_json(state["transform"])
         step, samples = snapshot.step, snapshot.count("samples")
         epoch = samples / snapshot.count("samples_per_epoch")
+        task, thresholds = read_task(state), read_thresholds(state, len(classes))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise CheckpointError(f"{path}: state.json lacks or breaks {error}; use another checkpoint") from None
     model = build_model(config, transform, len(classes), device.select(device_name or config.run.device), user)
     load_weights(model, snapshot.trained())
     weights = read_provenance(state.get("weights"))
-    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user, weights)
+    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user, weights, task, thresholds)
+
+
+def read_task(state: Mapping[str, Any]) -> Task:
+    """Return the task in the state of a checkpoint; those of version 0.1 have one class per image."""
+    task: Task = state.get("task", "single-label")
+    if task not in get_args(Task):
+        raise ValueError(f"task {task!r:.40}")
+    return task
+
+
+def read_thresholds(state: Mapping[str, Any], count: int) -> tuple[float, ...] | None:
+    """Return the thresholds in the state of a checkpoint, one for each of `count` labels; None if it has none."""
+    stored = state.get("thresholds")
+    if stored is None:
+        return None
+    thresholds = tuple(map(float, stored))
+    if len(thresholds) != count or not all(0 <= threshold <= 1 for threshold in thresholds):
+        raise ValueError(f"thresholds {stored!r:.40}")
+    return thresholds
 
 
 BATCH = 256
@@ -77,12 +103,16 @@ def open_run_data(trained: TrainedModel, console: Console, *, train: bool = True
             f"{trained.path}: trained on classes {trained.classes[:3]}..., the data has {dataset.classes[:3]}...; "
             "give the data it was trained on"
         )
+    if dataset.task != trained.task:
+        raise CheckpointError(
+            f"{trained.path}: is {trained.task}, the data is {dataset.task}; give the data of the run"
+        )
     return _with_run_options(trained, dataset)
 
 
 def open_scored_data(trained: TrainedModel, folder: Path, console: Console) -> DataModule:
     """Open the images of any labeled folder to score a model; classes are matched by name."""
-    dataset = open_scored(folder, trained.config.data.dataset, trained.classes, console.progress)
+    dataset = open_scored(folder, trained.config.data.dataset, trained.classes, console.progress, trained.task)
     return _with_run_options(trained, dataset)
 
 
@@ -110,7 +140,7 @@ def training_pixels(data: DataModule, seed: int, count: int) -> Images:
     return np.concatenate(batches)[:count]
 
 
-def iter_test_batches(data: DataModule) -> Iterator[tuple[Images, Labels]]:
-    """Yield every test image once with its label, in batches."""
+def iter_test_batches(data: DataModule) -> Iterator[tuple[Images, npt.NDArray[Any]]]:
+    """Yield every test image once with its label, in batches: class numbers [N], or floats [N, classes]."""
     for batch in data.test_loader().batches(BATCH):
         yield to_pixels(batch.images, data.transform), batch.labels.cpu().numpy()

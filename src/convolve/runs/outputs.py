@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,13 +34,16 @@ TrainedFn = Callable[[], tuple[Network, Execution]]
 
 
 class RunOutputs:
-    """Writer of a run folder. `logger` is null until `open_loggers`."""
+    """Writer of a run folder. `logger` is null until `open_loggers`. `scores` are further columns of validations."""
 
-    def __init__(self, folder: Path, config: Config, store: Store, user: UserCode = NO_USER_CODE) -> None:
+    def __init__(
+        self, folder: Path, config: Config, store: Store, user: UserCode = NO_USER_CODE, scores: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.config = config
         self.store = store
         self.user = user
+        self.scores = scores
         self.logger: Logger = LoggerGroup([])
 
     def emit(self, kind: str, **values: object) -> None:
@@ -78,7 +81,7 @@ class RunOutputs:
     def open_loggers(self, console: Console) -> Iterator[None]:
         """Log to the console and the files of the config inside the block."""
         metrics = [metric.name for metric in self.user.metrics]
-        with open_loggers(self.config.log, self.folder, self.config.run.seed, metrics) as files:
+        with open_loggers(self.config.log, self.folder, self.config.run.seed, metrics, self.scores) as files:
             self.logger = LoggerGroup([files, console])
             yield
 
@@ -89,7 +92,7 @@ class RunOutputs:
     def validate_checkpoints(self, data: DataModule) -> EvalResult | None:
         """Validate all checkpoints after training and return the result of the newest."""
         newest = validate_checkpoints(self.folder, self.store.paths(), data, self.logger, self.user)[-1]
-        return EvalResult(newest.loss, newest.accuracy, newest.samples, newest.metrics)
+        return EvalResult(newest.loss, newest.accuracy, newest.samples, newest.metrics, newest.labels)
 
     def average_checkpoints(self, data: DataModule) -> None:
         """Save and validate the averages of the config."""
@@ -110,11 +113,11 @@ class RunOutputs:
         # Plots contain reference cycles: without this, a process that trains many times keeps many of them.
         gc.collect()
 
-    def write_report(self, trained_model: TrainedFn, data: DataModule, *, evaluated: bool) -> None:
-        """Write the HTML report of a complete run."""
+    def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
+        """Write the HTML report of a complete run; `result` is that of the test images."""
         if self.config.log.logs and self.config.log.report:
             model, execution = trained_model()
-            write_training_report(self.folder, model, data, execution, evaluated=evaluated)
+            write_training_report(self.folder, model, data, execution, result)
             gc.collect()
 
 
@@ -162,5 +165,5 @@ class NullOutputs(RunOutputs):
     def write_results(self, figures: Mapping[str, object]) -> None:
         pass
 
-    def write_report(self, trained_model: TrainedFn, data: DataModule, *, evaluated: bool) -> None:
+    def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
         pass

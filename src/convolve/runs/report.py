@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from convolve import __version__, device
@@ -14,15 +13,19 @@ from convolve.checkpoint.store import choose_checkpoint, load
 from convolve.config.yaml_text import parse_yaml
 from convolve.data.build import DataModule
 from convolve.engine.evaluate import eval_mode
+from convolve.engine.metrics import EvalResult
+from convolve.engine.tasks import class_numbers
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.files import open_run_file, read_run_file, write_file
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 from convolve.loggers.base import Console, timestamp
 from convolve.loggers.files import Points, read_points
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
 from convolve.report.calibration import calibrate
 from convolve.report.content import RunReport
+from convolve.report.label_section import LabelPredictions
 from convolve.report.numerics_section import read_numerics
 from convolve.report.page import render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
@@ -30,18 +33,24 @@ from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_
 from convolve.runs.calibration import fit_calibration, read_calibration, write_calibration
 from convolve.runs.findings import read_checks
 from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
+from convolve.runs.samples import SampleCollector, has_samples, write_samples
+from convolve.runs.validate import validate_one
 
 COMPARISON_FILE = "comparison.html"
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Figures of one run in a report, in [0, 1]; None if no test image was evaluated."""
+    """Figures of one run in a report, in [0, 1]; None if no test image was evaluated.
+
+    Images with several labels have a mean average precision and no calibration.
+    """
 
     run: str
     accuracy: float | None
     calibration_error: float | None
     temperature: float | None
+    mean_average_precision: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,30 +65,36 @@ class ReportResult:
 
 
 def collect_predictions(
-    model: Network, data: DataModule, what: str, execution: Execution | None = None
+    model: Network, data: DataModule, what: str, samples: SampleCollector, execution: Execution | None = None
 ) -> TestPredictions:
-    """Return the predictions of a model on all test images."""
+    """Return the predictions of a model on all test images, and collect samples of each class."""
     collector = PredictionCollector(data.dataset.classes, what)
     execution = execution or PlainExecution()
     with eval_mode(model):
         for batch in data.test_loader().batches(BATCH):
             logits = execution.forward(model, batch.images).float().cpu().numpy()
-            labels = batch.labels.cpu().numpy().astype(np.int64)
-            rows = collector.select(logits, labels)
-            pixels = to_pixels(batch.images[rows], data.transform)
-            collector.add(logits, labels, dict(zip(rows, pixels, strict=True)))
+            labels = class_numbers(batch.labels)
+            mistakes, typical = collector.select(logits, labels), samples.select(logits, labels)
+            rows = sorted({*mistakes, *typical})
+            pixels = dict(zip(rows, to_pixels(batch.images[rows], data.transform), strict=True))
+            collector.add(logits, labels, {row: pixels[row] for row in mistakes})
+            samples.add(logits, labels, pixels)
     return collector.result()
 
 
 def write_training_report(
-    folder: Path, model: Network, data: DataModule, execution: Execution, *, evaluated: bool
+    folder: Path, model: Network, data: DataModule, execution: Execution, result: EvalResult | None
 ) -> Path:
-    """Write the report at the end of a run; costs one pass over the test images if `evaluated`."""
-    predictions = None
-    if evaluated:
-        predictions = collect_predictions(model, data, "final weights", execution)
+    """Write the report at the end of a run; costs one pass over the test images if these were evaluated."""
+    predictions = labels = None
+    if result is not None and result.labels:
+        labels = LabelPredictions(result.labels, result.accuracy, result.samples, "final weights")
+    elif result is not None:
+        samples = SampleCollector(data.dataset.classes)
+        predictions = collect_predictions(model, data, "final weights", samples, execution)
+        write_samples(folder, samples.result())
         write_calibration(folder, fit_calibration(model, data, execution, predictions))
-    return _write(report_path(folder), [_collect(folder, predictions, _environment())])
+    return _write(report_path(folder), [_collect(folder, predictions, _environment(), labels)])
 
 
 def report(
@@ -97,14 +112,32 @@ def report(
         trained = load_trained(choose_checkpoint(folder), user=user)
         device.configure(trained.config.run.threads)
         data = open_run_data(trained, console, train=False)
-        predictions = collect_predictions(trained.model, data, f"checkpoint {trained.path.name}")
-        if read_calibration(folder) is None:
-            write_calibration(folder, fit_calibration(trained.model, data, PlainExecution(), predictions))
-        reports.append(_collect(folder, predictions, _versions(trained)))
+        predictions = labels = None
+        if trained.task == "multi-label":
+            labels = _score_labels(trained, data)
+        else:
+            predictions = _predict_tests(folder, trained, data)
+        reports.append(_collect(folder, predictions, _versions(trained), labels))
     if not reports:
         raise ConfigError("report: no run given; name one run folder or several")
     path = output or (report_path(folders[0]) if len(folders) == 1 else Path(COMPARISON_FILE))
     return ReportResult(_write(path, reports), [_figures(one) for one in reports])
+
+
+def _predict_tests(folder: Path, trained: TrainedModel, data: DataModule) -> TestPredictions:
+    """Return the predictions for the test images; store samples and calibration if the run has none."""
+    samples = SampleCollector(data.dataset.classes)
+    predictions = collect_predictions(trained.model, data, f"checkpoint {trained.path.name}", samples)
+    if not has_samples(folder):
+        write_samples(folder, samples.result())
+    if read_calibration(folder) is None:
+        write_calibration(folder, fit_calibration(trained.model, data, PlainExecution(), predictions))
+    return predictions
+
+
+def _score_labels(trained: TrainedModel, data: DataModule) -> LabelPredictions:
+    record = validate_one(trained, data, data.test_loader())
+    return LabelPredictions(record.labels, record.accuracy, record.samples, f"checkpoint {trained.path.name}")
 
 
 def _write(path: Path, reports: list[RunReport]) -> Path:
@@ -116,13 +149,20 @@ def _write(path: Path, reports: list[RunReport]) -> Path:
     return path
 
 
-def _collect(folder: Path, predictions: TestPredictions | None, environment: dict[str, Any]) -> RunReport:
+def _collect(
+    folder: Path,
+    predictions: TestPredictions | None,
+    environment: dict[str, Any],
+    labels: LabelPredictions | None = None,
+) -> RunReport:
     training, validation = folder / TRAINING_FILE, folder / VALIDATION_FILE
     curves: dict[str, Points] = {"rate": read_points(training, "learning_rate")}
     curves["speed"] = read_points(training, "images_per_second")
     for column in ("loss", "accuracy"):
         curves[f"training {column}"] = read_points(training, column)
         curves[f"validation {column}"] = read_points(validation, column)
+    if labels is not None:
+        curves[f"validation {MEAN_AVERAGE_PRECISION}"] = read_points(validation, MEAN_AVERAGE_PRECISION)
     facts = {**_start_metadata(folder), **environment}
     text = read_run_file(folder / CONFIG_FILE).decode(errors="replace")
     options = parse_yaml(text, str(folder / CONFIG_FILE))
@@ -136,10 +176,14 @@ def _collect(folder: Path, predictions: TestPredictions | None, environment: dic
         numerics=read_numerics(folder / EVENTS_FILE),
         options=options,
         checks=read_checks(folder, options.get("data-dir")),
+        labels=labels,
     )
 
 
 def _figures(run_report: RunReport) -> RunFigures:
+    if run_report.labels is not None:
+        ranked = run_report.labels.mean_average_precision
+        return RunFigures(run_report.name, run_report.labels.accuracy, None, None, ranked)
     if run_report.predictions is None:
         return RunFigures(run_report.name, None, None, None)
     found = calibrate(run_report.predictions.logits, run_report.predictions.labels)

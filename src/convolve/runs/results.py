@@ -16,6 +16,7 @@ from convolve.engine.build import Numerics
 from convolve.engine.metrics import EvalResult
 from convolve.engine.step import StepParts
 from convolve.errors import CheckpointError
+from convolve.label_scores import MEAN_AVERAGE_PRECISION, LabelScore
 from convolve.loggers.base import RunInfo
 from convolve.run_files import RECIPE_FILE
 
@@ -26,7 +27,7 @@ class TrainReport:
     the images that it was computed on.
 
     `chance` is the accuracy without looking at the images, the fraction of the most frequent class; None unless a
-    recipe chose the config.
+    recipe chose the config. `labels` are the scores of each label on the test images, if images have several.
     """
 
     run_dir: Path
@@ -43,6 +44,12 @@ class TrainReport:
     split: str = "test"
     stopped_early: str | None = None
     chance: float | None = None
+    labels: tuple[LabelScore, ...] = ()
+
+    @property
+    def score(self) -> float | None:
+        """What runs are compared by: the mean average precision if images have several labels, else the accuracy."""
+        return self.metrics.get(MEAN_AVERAGE_PRECISION, self.test_accuracy)
 
 
 def run_info(
@@ -73,14 +80,14 @@ def read_best(snapshot: Snapshot) -> EvalResult | None:
     stored, accuracy = snapshot.state.get("best_validation"), snapshot.number("best_accuracy", -1.0)
     try:
         if stored:
-            return EvalResult(float(stored["loss"]), float(stored["accuracy"]), int(stored["samples"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
+            return EvalResult.from_json(stored)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise CheckpointError(f"state has best_validation={stored!r:.40}: not a validation") from None
     return EvalResult(-math.inf, accuracy, 0) if accuracy >= 0 else None
 
 
 def chance_level(folder: Path, data: DataModule) -> float | None:
-    """Return the accuracy without looking at the images, if a recipe chose the config."""
-    if not (folder / RECIPE_FILE).exists():
+    """Return the accuracy without looking at the images, if a recipe chose the config and images have one class."""
+    if not (folder / RECIPE_FILE).exists() or data.dataset.task != "single-label":
         return None
     return float(np.bincount(data.dataset.test.labels).max() / len(data.dataset.test))

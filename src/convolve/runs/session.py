@@ -35,19 +35,22 @@ from convolve.engine.build import (
 from convolve.engine.callbacks import LogCallback, evaluate_state, log_trigger
 from convolve.engine.data_choice import follow_data_and_model
 from convolve.engine.guarantees import LostGuarantee, find_lost, report_lost
-from convolve.engine.loop import StepEvent, StopRequest, fit, stop_on_signals
+from convolve.engine.loop import StepEvent, StopRequest, announce_slow_steps, fit, stop_on_signals
 from convolve.engine.metrics import EvalResult
+from convolve.engine.objective import name_of, require_loss
 from convolve.engine.state import TrainState, load_weights
 from convolve.engine.step import StepParts
 from convolve.engine.stopping import EarlyStopCallback
 from convolve.engine.throughput import Timer
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.files import write_file
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 from convolve.loggers.base import Console
 from convolve.models import registry
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
+from convolve.optim.optimizers import select_optimizer
 from convolve.optim.schedules import RunSpan, explain_warmup
 from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
@@ -57,6 +60,7 @@ from convolve.runs.figures import summary_figures
 from convolve.runs.finished import read_finished
 from convolve.runs.folder import create_run_dir, discard_failed_start, has_started, lock_run, read_config
 from convolve.runs.head import restart_average, start_from_head
+from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_skipped_entries
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
@@ -112,6 +116,7 @@ class Session:
         self.previous_elapsed = snapshot.number("elapsed_seconds", 0.0)
         self.restored_step = self.state.step
         self.weights = read_provenance(metadata.get("weights"))
+        require_loss(metadata.get("loss"), self.user.loss)
         before, now = snapshot.count("native_layers", 0), len(self.parts.native_layers)
         if before != now:
             console.info(
@@ -146,6 +151,7 @@ class Session:
         shard = ReplicaShard(topology.replica, topology.replicas, config.parallel.bn_span)
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = self.loader.step_batches(config.run.seed, state.samples, *sizes, shard)
+        parts = announce_slow_steps(parts, self.console.info, self._end() - state.samples, config)
         with stop_on_signals(self.hooks.stop) as stop:
             event = fit(state, batches, parts, build_callbacks(self, log), total=self._end(), stop=stop, timer=timer)
         if event and event.stopped_early:
@@ -162,7 +168,7 @@ class Session:
             write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode("utf-8", "backslashreplace"))
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
-            self.outputs.write_report(lambda: self._whole_model(weights), self.data, evaluated=result is not None)
+            self.outputs.write_report(lambda: self._whole_model(weights), self.data, result)
         return report
 
     def elapsed_seconds(self) -> float:
@@ -180,9 +186,11 @@ class Session:
             "config": self.config.values(),
             "config_name": self.config.name,
             "classes": list(self.data.dataset.classes),
+            "task": self.data.dataset.task,
             "transform": self.data.transform.to_json(),
             "native_layers": len(self.parts.native_layers),
             **({"weights": self.weights} if self.weights else {}),
+            **({} if self.user.loss is None else {"loss": name_of(self.user.loss)}),
             "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
@@ -226,10 +234,12 @@ class Session:
 
     def _test_best(self) -> EvalResult:
         """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
-        path = self.outputs.store.best if self.config.run.checkpoints else None
-        if path is not None and self.parts.infer is None:
-            load_weights(self.state.model, load(path).trained())
-        result = evaluate_state(self.state, self.parts, self.data.test_loader(), self.config)
+        path, thresholds = self.outputs.store.best if self.config.run.checkpoints else None, None
+        if path is not None:
+            snapshot = load(path)
+            thresholds = read_thresholds(snapshot.state, len(self.data.dataset.classes))
+            self.state.load_weights(snapshot.trained())
+        result = evaluate_state(self.state, self.parts, self.data.test_loader(), self.config, thresholds)
         self.outputs.emit("test", loss=result.loss, accuracy=result.accuracy, samples=result.samples)
         return result
 
@@ -272,6 +282,7 @@ class Session:
             metrics=result.metrics if result else {},
             stopped_early=self.stopped_early,
             chance=chance_level(self.outputs.folder, self.data),
+            labels=result.labels if result else (),
         )
 
 
@@ -284,7 +295,8 @@ def open_session(
     config = name_dataset(config, data.dataset.name)
     span = run_span(config, data)
     store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints)
-    outputs = (RunOutputs if collectives.is_rank_zero else NullOutputs)(folder, config, store, user)
+    scores = (MEAN_AVERAGE_PRECISION,) if data.dataset.task == "multi-label" else ()
+    outputs = (RunOutputs if collectives.is_rank_zero else NullOutputs)(folder, config, store, user, scores)
     numerics = build_numerics(
         config, data.device, span, folder=folder, emit=outputs.emit, any_rank=collectives.any_rank
     )
@@ -330,6 +342,7 @@ def train(
     if config.run.resume:
         config = fit_processes(config)
     device.configure(config.run.threads)
+    select_optimizer(config.optim, user.optimizer)
     if user.module is None:
         registry.check(config.model)
         config = config if user.data else follow_data_and_model(config)

@@ -38,7 +38,8 @@ OPTIONAL: dict[str, str] = {
     "weights": "name, source, license and sha256 of the initial weights",
     "data_wait_share": "fraction of the training time spent waiting for data",
     "lost_guarantees": "guarantees that the user's code does not keep, with the reasons",
-    "metrics": "the user's metrics on the test images, by name",
+    "metrics": "the user's metrics on the test images, by name, and mean_average_precision with several labels",
+    "labels": "with several labels: average precision, threshold, precision, recall and F1 of each on the test images",
 }
 """Keys that a training run adds."""
 _FRACTIONS = ("test_accuracy", "data_wait_share")

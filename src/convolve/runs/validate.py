@@ -16,6 +16,7 @@ from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, EvalSetup, LogitsFn, evaluate
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError
+from convolve.label_scores import DEFAULT_THRESHOLD
 from convolve.loggers.base import Console, Logger, ValidationRecord
 from convolve.loggers.files import read_validations
 from convolve.runs.load import TrainedModel, load_trained, open_run_data, open_scored_data
@@ -25,9 +26,17 @@ OpenLogits = Callable[[TrainedModel, int], LogitsFn]
 
 
 def validate_one(
-    trained: TrainedModel, data: DataModule, loader: Loader | None = None, open_logits: OpenLogits | None = None
+    trained: TrainedModel,
+    data: DataModule,
+    loader: Loader | None = None,
+    open_logits: OpenLogits | None = None,
+    *,
+    fit: bool = False,
 ) -> ValidationRecord:
-    """Evaluate one model on all images of a loader; by default, those that select."""
+    """Evaluate one model on all images of a loader; by default, those that select.
+
+    Labels are predicted at the thresholds of the checkpoint, or `fit` chooses them.
+    """
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
     # Engines export PyTorch's layers, so they are opened before native kernels replace some.
@@ -35,8 +44,9 @@ def validate_one(
     execution = match_training_numerics(trained.config, trained.model, data.device)
     if logits_fn is not None and not execution.foldable:
         raise ConfigError("--engine: this run computes in another number format than fp32; use --engine torch")
-    objective = build_objective(trained.config, trained.user, trained.classes)
-    setup = EvalSetup(trained.config.run.validation_views, execution, objective)
+    objective = build_objective(trained.config, trained.user, trained.classes, task=trained.task)
+    thresholds = trained.thresholds or (DEFAULT_THRESHOLD,) * len(trained.classes)
+    setup = EvalSetup(trained.config.run.validation_views, execution, objective, None if fit else thresholds)
     result = evaluate(trained.model, loader or data.validation_loader(), size, logits_fn=logits_fn, setup=setup)
     return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
 

@@ -137,5 +137,6 @@ def _digest(reader: Reader, row: int) -> bytes:
     if isinstance(reader, EncodedImages):
         content = reader.read(row)
         return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).digest()
-    assert isinstance(reader, InMemoryImages), "images are encoded or in memory"
+    if not isinstance(reader, InMemoryImages):
+        raise ConfigError("--fit-head: features are stored by the contents of files; omit it with a data set in Python")
     return hashlib.sha256(np.ascontiguousarray(reader.images[row]).data).digest()

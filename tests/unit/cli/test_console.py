@@ -156,7 +156,7 @@ def report(**changes):
         "test_accuracy": 0.9,
         "test_samples": 1234,
         "dataset": "digits",
-        "split": "test",
+        "metrics": {},
         "steps": 7,
     }
     values |= {"split": "test", "images_per_second": 1500.4, "ms_per_step": 2.5, "seconds": 3.25}

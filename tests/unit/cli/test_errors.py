@@ -16,6 +16,7 @@ CASES = [
     ("bench gpu", "bench: unknown part 'gpu'"),
     ("bench train --repeats many", "convolve bench train: argument --repeats: invalid int value: 'many'"),
     ("bench train --compare-with model=lenet5 --profile", "--profile: profiles one config; omit --compare"),
+    ("completion tcsh", "convolve completion: argument shell: invalid choice: 'tcsh'"),
     ("configs --config-path", "convolve configs: argument --config-path: expected one argument"),
     ("configs lenet-minst", "unknown config 'lenet-minst'; did you mean lenet-mnist"),
     ("convert only-one.pth", "convolve convert: the following arguments are required: target"),

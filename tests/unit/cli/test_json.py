@@ -44,6 +44,7 @@ CASES = {
     "describe NAME": ("describe", "lenet-bn"),
     "describe --schedule": ("describe", "lenet-digits", "--schedule"),
     "doctor": ("doctor",),
+    "completion": ("completion", "bash"),
 }
 
 KEYS = {
@@ -56,6 +57,7 @@ KEYS = {
     "configs": {"configs"},
     "data list": {"datasets"},
     "cache": {"folder", "bytes", "entries"},
+    "completion": {"shell", "script"},
     "bench --compare-with": {"ratio", "ratio_least", "ratio_most", "other", "images_per_second"},
 }
 

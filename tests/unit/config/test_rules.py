@@ -197,8 +197,6 @@ def test_mixing_needs_partners_in_the_global_batch_not_in_the_micro_batch(more, 
     ("options", "message"),
     [
         ({"cutmix_lambda": 1.2}, "--cutmix-lambda 1.2: must be less than or equal to 1"),
-        ({"augment": "crop"}, "--augment crop: must be 'auto', 'none', 'flip', 'pad-crop', 'pad-crop-flip' or "
-                              "'resized-crop-flip'"),
         ({"validation_views": 3}, "--validation-views 3: must be 1, 2 or 6"),
         ({"momentum": 1}, "--momentum 1: must be less than 1"),
         ({"crop_area": (0.1, 0.2, 0.3)}, "--crop-area (0.1, 0.2, 0.3): Tuple should have at most 2 items"),

@@ -246,9 +246,10 @@ def test_a_broken_image_stops_training_with_its_name(tmp_path, workers):
         read_epoch(opened(tmp_path), workers=workers)
 
 
-def test_a_broken_image_can_be_skipped_and_is_listed(tmp_path):
+@pytest.mark.parametrize("limit", [0.1, 0.001])
+def test_a_broken_image_can_be_skipped_and_is_listed_even_if_it_is_more_than_the_fraction(tmp_path, limit):
     path = spoil(write_folder(tmp_path))
-    loader, steps = read_epoch(opened(tmp_path), bad_samples="skip", bad_samples_limit=0.1)
+    loader, steps = read_epoch(opened(tmp_path), bad_samples="skip", bad_samples_limit=limit)
     assert [step.global_samples for step in steps] == [4, 4, 2]
     assert sum(step.used_samples for step in steps) == 9
     assert sum(len(batch.labels) for step in steps for batch in step.micro_batches) == 9

@@ -19,6 +19,7 @@ from convolve.data.sampling import (
 )
 from convolve.engine.metrics import CrossEntropy
 from convolve.errors import ConfigError, GuaranteeError, GuaranteeWarning
+from digit_runs import weights_hash
 
 LABELS = np.array([0] * 50 + [1] * 8 + [2] * 2)
 
@@ -192,3 +193,16 @@ def test_class_weights_need_the_built_in_loss(tmp_path):
 
     with pytest.raises(ConfigError, match="applies to the built-in cross-entropy only"):
         train_blobs(tmp_path, class_weights="auto", loss=loss, epochs=1)
+
+
+def test_the_command_trains_with_a_balanced_sampler(quick_command, tmp_path):
+    options = ("--config", "lenet-digits", "--iterations", "4", "--sampler", "balanced", "--threads", "1")
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        done = quick_command("train", *options, "--no-curves", "--run-dir", folder)
+        assert done.returncode == 0, done.stderr
+        assert "an epoch does not have every image once" in done.stdout + done.stderr
+    assert weights_hash(folders[0]) == weights_hash(folders[1])
+    assert "sampler: balanced" in (folders[0] / "config.yml").read_text()
+    rejected = quick_command("train", *options, "--class-weights", "auto")
+    assert rejected.returncode == 2 and "both make up for rare classes" in rejected.stderr

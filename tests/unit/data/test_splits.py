@@ -1,8 +1,6 @@
 """Splits of folders: stratified, stable when photos are added, duplicates together; and every layout that is read."""
 
 import shutil
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from convolve.data.readers.splits import SplitOptions, assign_folds, held_out
 from convolve.download import ignore_progress
 from convolve.errors import ConfigError, DataError
 from drawn_photos import draw_photo, write_photos
+from mat_files import pack_meta
 
 
 def opened(root, **options):
@@ -192,27 +191,6 @@ def write_flat_imagenet(root):
     return root
 
 
-def write_meta(path, synsets):
-    """Write a MATLAB 5 file with the struct `synsets` of the development kit."""
-
-    def element(kind, data):
-        return struct.pack("<II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
-
-    def matrix(kind, count, body):
-        sizes = struct.pack("<ii", count, 1)
-        return element(14, element(6, struct.pack("<II", kind, 0)) + element(5, sizes) + element(1, b"") + body)
-
-    fields = b"".join(name.ljust(32, b"\0") for name in (b"ILSVRC2012_ID", b"WNID"))
-    cells = b"".join(
-        matrix(6, 1, element(9, struct.pack("<d", number))) + matrix(4, len(name), element(4, name.encode("utf-16-le")))
-        for number, name in synsets.items()
-    )
-    small = struct.pack("<HHi", 5, 4, 32)
-    body = matrix(2, len(synsets), small + element(1, fields) + cells)
-    packed = zlib.compress(body)
-    path.write_bytes(b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed)
-
-
 @pytest.mark.parametrize("kind", ["solution", "synsets", "devkit"])
 def test_imagenet_validation_images_get_their_classes_from_a_file(tmp_path, kind):
     root = write_flat_imagenet(tmp_path / "imagenet")
@@ -225,7 +203,7 @@ def test_imagenet_validation_images_get_their_classes_from_a_file(tmp_path, kind
         kit = root / "ILSVRC2012_devkit_t12" / "data"
         kit.mkdir(parents=True)
         (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("7\n3\n7\n")
-        write_meta(kit / "meta.mat", {3: "n01", 7: "n02", 9: "n99"})
+        (kit / "meta.mat").write_bytes(pack_meta({3: "n01", 7: "n02", 9: "n99"}))
     dataset = opened(root)
     found = {Path(dataset.test.name(row)).stem[-1]: label for row, label in enumerate(dataset.test.labels.tolist())}
     assert found == {"1": 1, "2": 0, "3": 1}
@@ -275,6 +253,7 @@ def test_a_table_without_splits_is_divided(tmp_path, head):
     [
         ("file,kind\nimages/0.jpg,cat\n", "no column 'label' in the heading"),
         ("file,label\nimages/0.jpg,\n", r"line 2: must be a file and its label"),
+        ("images/0.jpg,cat,train\ntrain\n", r"line 2: must be a file and its label"),
         ("file,label\nimages/99.jpg,cat\n", r"line 2: images/99.jpg: no such file"),
         ("file,label\n../secret.jpg,cat\n", "line 2: ../secret.jpg: must be inside the folder of the table"),
         ("file,label,split\nimages/0.jpg,cat,tset\n", "line 2: split 'tset': must be train, val or test"),

@@ -14,12 +14,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from convolve.api.session import in_command
+from convolve.api.training import train_plan
 from convolve.checkpoint.store import find_best, load
 from convolve.config import ModelConfig
 from convolve.errors import ConfigError, DataError
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
-from convolve.recipes.photos import PhotoPlan, find_photos, plan_photos, run_name, train_photos
+from convolve.recipes.photos import PhotoPlan, find_photos, plan_photos, run_name
 from convolve.recipes.speed import PhotoTime
 from convolve.run_files import CHECKPOINTS_FOLDER, RECIPE_FILE, VALIDATION_FILE
 from convolve.runs.callbacks import reserved_seconds
@@ -64,8 +66,11 @@ def options(folder: Path, weights: Path, **given: Any) -> dict[str, Any]:
 
 
 def train(photos: Path, given: dict[str, Any], console: SilentConsole | None = None) -> TrainReport:
-    with count_from_now():
-        report = train_photos(photos, given, console or SilentConsole())
+    console = console or SilentConsole()
+    with count_from_now(), in_command():
+        found = find_photos(photos, console)
+        assert found is not None
+        report = train_plan(plan_photos(photos, found, given, console), (), console).result
     assert report is not None
     return report
 
@@ -272,14 +277,17 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from convolve.loggers.base import SilentConsole
-from convolve.recipes.photos import train_photos
+from convolve.api.session import in_command
+from convolve.api.training import train_plan
+from convolve.recipes.photos import find_photos, plan_photos
 
 class Console(SilentConsole):
     def progress(self, task, done, total, /):
         if task.startswith(sys.argv[1]) and done >= int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-train_photos(Path(sys.argv[3]), eval(sys.argv[4]), Console())
+photos, console = Path(sys.argv[3]), Console()
+train_plan(plan_photos(photos, find_photos(photos, console), eval(sys.argv[4]), console), (), console)
 """
 
 

@@ -20,9 +20,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import convolve
 from convolve.checkpoint.store import Store, load
 from convolve.data.lookup import load_digits
+from convolve.run_files import SAMPLES_FILE
 from forked_commands import Running
+from labeled_shapes import write_folder
 
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
@@ -116,6 +119,23 @@ def test_an_image_is_classified_in_every_request_format(server):
     assert list(probabilities.values()) == sorted(probabilities.values(), reverse=True)
 
 
+def test_a_model_of_several_labels_predicts_those_that_reach_their_thresholds(tmp_path):
+    shapes, run_dir = write_folder(tmp_path / "shapes", 60), tmp_path / "run"
+    options = {"epochs": 2, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.003, "threads": 1}
+    model = convolve.train(shapes, "cnn-wide", run_dir=run_dir, report=False, curves=False, **options).load()
+    running = Serving(run_dir)
+    found = set()
+    for file in sorted((shapes / "images").glob("00*.png")):
+        status, content = running.predict(file.read_bytes())
+        (prediction,) = content["predictions"]
+        expected = model.predict(file)
+        assert status == 200 and prediction["labels"] == list(expected.labels)
+        assert prediction["probabilities"] == pytest.approx(dict(expected.top), abs=1e-5)
+        found.add(len(prediction["labels"]))
+    assert len(found) > 1
+    assert running.stop() == 0
+
+
 def test_input_and_explanation_are_returned_as_images(server):
     _, content = server.predict(digit(3), query="?input=1&explain=1&top=2&model=again")
     (prediction,) = content["predictions"]
@@ -178,7 +198,14 @@ def test_the_other_routes_respond(server):
     _, models = server.request("GET", "/models")
     assert [model["name"] for model in json.loads(models)["models"]] == ["digits-1", "again"]
     _, description = server.request("GET", "/openapi.json")
-    assert set(json.loads(description)["paths"]) >= {"/predict", "/healthz", "/readyz", "/metrics", "/models"}
+    assert set(json.loads(description)["paths"]) >= {
+        "/predict",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/models",
+        "/samples",
+    }
     _, text = server.request("GET", "/metrics")
     assert b'convolve_requests_total{path="/healthz",status="200"}' in text
     for page, mark in (("/", b"Draw a digit"), ("/runs", b"Training runs"), ("/page/page.js", b"predict")):
@@ -189,6 +216,36 @@ def test_the_other_routes_respond(server):
     assert server.request("GET", "/runs.json?run=../..")[0] == 404
     assert server.request("GET", "/page/../../../etc/passwd")[0] == 404
     assert server.request("GET", "/predict")[0] == 405
+
+
+def test_sample_images_of_each_class_are_those_of_the_run(server):
+    status, content = server.request("GET", "/samples?model=again")
+    samples = json.loads(content)["samples"]
+    assert status == 200 and list(samples) == list("0123456789")
+    image = base64.b64decode(samples["7"][0].partition(",")[2])
+    assert server.predict(image)[1]["predictions"][0]["label"] == "7"
+    assert json.loads(server.request("GET", "/samples")[1])["samples"] == samples
+    for name in ("../..", quote(str(server.run), safe=""), "samples.json"):
+        assert server.request("GET", f"/samples?model={name}")[0] == 404
+    file = server.run / SAMPLES_FILE
+    stored = file.read_bytes()
+    file.write_text("{}")
+    status, content = server.request("GET", "/samples")
+    assert status == 500 and "samples.json: damaged" in json.loads(content)["error"]
+    file.write_bytes(stored)
+    assert server.request("GET", "/samples", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+def test_the_page_learns_the_limits_and_only_it_may_use_the_camera(server):
+    _, content = server.request("GET", "/models")
+    assert json.loads(content)["limits"] == {"bytes": 1 << 20, "pixels": 25_000_000}
+    assert {model["saliency"] for model in json.loads(content)["models"]} == {"Grad-CAM"}
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/")
+    headers = connection.getresponse().headers
+    connection.close()
+    assert headers["Permissions-Policy"] == "camera=(self), microphone=(), geolocation=()"
+    assert "script-src 'self';" in headers["Content-Security-Policy"]
 
 
 def test_a_foreign_host_header_is_rejected(server):
@@ -238,8 +295,9 @@ def test_endless_trailers_are_cut_off(server):
 
 def test_millions_of_empty_images_are_rejected_without_parsing_them(server):
     used = server.cpu_seconds()
-    status, content = server.predict(b'{"images": [' + b'"",' * 330_000 + b'""]}', "application/json")
-    assert status == 413 and "at most 64" in content["error"]
+    for end in (b"]}", b"not JSON"):  # a parser would find the second one invalid
+        status, content = server.predict(b'{"images": [' + b'"",' * 330_000 + b'""' + end, "application/json")
+        assert status == 413 and "at most 64" in content["error"]
     assert server.cpu_seconds() - used < 0.5
 
 
@@ -410,7 +468,8 @@ def test_a_token_is_required_if_one_is_set(digits_run):
         assert running.request("GET", "/healthz")[0] == 200
         assert running.predict(digit(7))[0] == 401
         for token, status in (("open-sesame", 200), ("open-sesam", 401), ("", 401)):
-            assert running.request("GET", "/models", headers={"Authorization": f"Bearer {token}"})[0] == status
+            for path in ("/models", "/samples"):
+                assert running.request("GET", path, headers={"Authorization": f"Bearer {token}"})[0] == status
     finally:
         assert running.stop() == 0
 

@@ -72,8 +72,11 @@ WHOLE = ReplicaShard()
 @dataclass(frozen=True)
 class MicroBatch:
     """One micro batch. Accuracy is computed against `labels`, the loss against `targets`, which are mixed if the images
-    are. `first` is the position of the first sample in the global batch, `number` that of the micro batch, and `leaf`
-    that of its gradient in the sum."""
+    are. Labels are class numbers [N], or floats [N, classes] if an image has several labels or soft ones.
+
+    `first` is the position of the first sample in the global batch, `number` that of the micro batch, and `leaf` that
+    of its gradient in the sum.
+    """
 
     images: Tensor
     labels: Tensor
@@ -139,7 +142,8 @@ class Loader:
     ) -> None:
         self._fetcher = fetcher
         self._sampler = sampler or ShuffleSampler(len(fetcher.labels))
-        self._labels = torch.from_numpy(fetcher.labels).to(device)
+        known = torch.from_numpy(fetcher.labels)
+        self._labels = (known.float() if known.ndim == 2 else known).to(device)
         self._transform = transform
         self._device = device
         self._site = site or device

@@ -82,7 +82,10 @@ def _read_tiny(path: Path, images: list[str]) -> dict[str, str]:
 
 def _read_solution(path: Path, images: list[str]) -> dict[str, str]:
     rows = csv.reader(io.StringIO("\n".join(_lines(path)[1:])))
-    classes = {name: words.split(" ")[0] for name, words in _first_two(path, rows)}
+    try:
+        classes = {name: words.split(" ")[0] for name, words in _first_two(path, rows)}
+    except csv.Error as error:
+        raise DataError(f"{path}: not a table ({error}); get an undamaged copy") from None
     return {name: classes[Path(name).stem] for name in images if Path(name).stem in classes}
 
 

@@ -35,8 +35,9 @@ _MOST_CLASSES = 1_000_000
 
 SUPPORTED_LAYOUTS = (
     "a folder for each class; train/ with val/, test/ or both, each with a folder for each class; labels.csv with "
-    "file,label[,split]; Tiny ImageNet; ImageNet with its development kit; train-*.tar and validation-*.tar; "
-    "train-00000-of-01024 and its companions; a TFDS folder; or a store made by `convolve data prepare`"
+    "file,label[,label...][,split]; Tiny ImageNet; ImageNet with its development kit; train-*.tar and "
+    "validation-*.tar; train-00000-of-01024 and its companions; a TFDS folder; or a store made by `convolve data "
+    "prepare`"
 )
 
 
@@ -50,13 +51,22 @@ def open_images(
         for find in (_find_table, _find_raw, _find_tars, _find_records, _find_folders):
             dataset = find(root, origin, progress, options)
             if dataset is not None:
+                _require_task(dataset, options.task, root)
                 return dataset
     except OSError as error:
         raise DataError(f"{root}: cannot read ({error.strerror or error})") from error
     return None
 
 
-def open_labeled(root: Path, origin: str, progress: Progress) -> Dataset[EncodedImages] | None:
+def _require_task(dataset: Dataset[EncodedImages], task: str, root: Path) -> None:
+    if task not in ("auto", dataset.task):
+        raise DataError(
+            f"--task {task}: each image of {root} has one class; list several labels in labels.csv, or use a data set "
+            "in Python"
+        )
+
+
+def open_labeled(root: Path, origin: str, progress: Progress, task: str = "auto") -> Dataset[EncodedImages] | None:
     """Open what can be scored in a folder as the test split: its test split, or all images if it has no splits."""
     if root.is_dir() and find_splits(root) is None and find_label_file(root) is None:
         folders = [folder for folder in list_folders(root) if has_images(folder)]
@@ -65,11 +75,12 @@ def open_labeled(root: Path, origin: str, progress: Progress) -> Dataset[Encoded
             whole = index_folder(root, root, classes, progress)
             return Dataset(NAME, _nothing(whole), whole, classes, f"{origin} (folders)", whole.skipped)
     path = find_label_file(root)
-    table = None if path is None else read_label_file(path)
+    table = None if path is None else read_label_file(path, task)
     if table is not None and "" in table.splits:
         whole = index_rows(table, "")
-        return Dataset(NAME, _nothing(whole), whole, table.classes, f"{origin} ({table.path.name})")
-    return open_images(root, origin, progress, SplitOptions(train=False))
+        origin = f"{origin} ({table.path.name})"
+        return Dataset(NAME, _nothing(whole), whole, table.classes, origin, task=table.task)
+    return open_images(root, origin, progress, SplitOptions(train=False, task=task))
 
 
 def _reject_folds(root: Path, options: SplitOptions) -> None:
@@ -133,13 +144,15 @@ def _find_table(root: Path, origin: str, progress: Progress, options: SplitOptio
     path = find_label_file(root)
     if path is None:
         return None
-    table = read_label_file(path)
+    table = read_label_file(path, options.task)
     splits = {split: index_rows(table, split) for split in table.splits if options.train or split not in ("", "train")}
     if "" in table.splits:
-        return _divide(index_rows(table, ""), table.classes, f"{origin} ({path.name})", progress, options)
+        dataset = _divide(index_rows(table, ""), table.classes, f"{origin} ({path.name})", progress, options)
+        return replace(dataset, task=table.task)
     train = splits.get("train") or _nothing(next(iter(splits.values())))
     parts = (train, splits.get("validation"), splits.get("test"))
-    return _join_splits(root, parts, table.classes, f"{origin} ({path.name})", progress, options)
+    dataset = _join_splits(root, parts, table.classes, f"{origin} ({path.name})", progress, options)
+    return replace(dataset, task=table.task)
 
 
 def _find_folders(root: Path, origin: str, progress: Progress, options: SplitOptions) -> Dataset[EncodedImages] | None:
@@ -286,6 +299,7 @@ def load_into_memory(dataset: Dataset[EncodedImages], budget: int, progress: Pro
         dataset.skipped,
         validation,
         dataset.test_name,
+        dataset.task,
     )
 
 

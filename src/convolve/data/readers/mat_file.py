@@ -32,9 +32,9 @@ class _Matrix:
 def read_synsets(path: Path) -> dict[int, str]:
     """Return the WordNet id of each class number."""
     try:
-        data = read_regular(path)
-        if len(data) > _MAX_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise ValueError("too large")
+        data = read_regular(path)
         for kind, body in _elements(data[_HEADER_BYTES:]):
             if kind == _COMPRESSED:
                 inflated = zlib.decompressobj().decompress(body, _MAX_BYTES)
@@ -44,7 +44,7 @@ def read_synsets(path: Path) -> dict[int, str]:
         raise ValueError("no variable")
     except OSError as error:
         raise DataError(f"{path}: cannot read ({error.strerror or error}); copy it from the development kit") from None
-    except (ValueError, KeyError, IndexError, StopIteration, struct.error, zlib.error, RecursionError) as error:
+    except (ValueError, KeyError, IndexError, StopIteration, OverflowError, struct.error, zlib.error) as error:
         raise DataError(f"{path}: not the meta.mat of ImageNet ({error}); get an undamaged copy") from None
 
 

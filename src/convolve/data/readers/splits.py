@@ -7,7 +7,8 @@ with u < fraction. Only the image decides, so an added image moves no other one,
 corrections, by ascending u: a class gives at least a third and at most twice its part (at least one of two groups)
 and keeps a group for training.
 
-Folds: group number i of a class in ascending u is in fold i mod K.
+Folds: group number i of a class in ascending u is in fold i mod K. An image with several labels counts as one of its
+rarest label.
 """
 
 import math
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from convolve.data.dataset import Labels
 from convolve.data.duplicates import MOST_COMPARED, find_duplicates, group_duplicates
 from convolve.data.loader.decoding import EncodedImages
+from convolve.data.sampling import find_strata
 from convolve.data.scan import scan_images
 from convolve.download import Progress
 from convolve.rng import Indices, hash_key
@@ -42,6 +44,7 @@ class SplitOptions:
         fold: number of the fold to hold out, and the number of folds, in place of the fraction.
         select: False if no part of `train/` is needed to select.
         train: open the training split; False if only the test split is scored.
+        task: what an image has; `auto` follows the data.
     """
 
     fraction: float = 0.1
@@ -50,6 +53,7 @@ class SplitOptions:
     fold: tuple[int, int] | None = None
     select: bool = True
     train: bool = True
+    task: str = "auto"
 
     def take_test(self, reader: EncodedImages, progress: Progress) -> tuple[Indices, Indices]:
         """Return the rows for training and for testing, both ascending."""
@@ -67,13 +71,13 @@ DEFAULT_SPLIT = SplitOptions()
 
 def hold_out(reader: EncodedImages, fraction: float, split: str, progress: Progress) -> tuple[Indices, Indices]:
     """Return the rows that stay and those that are held out for a split, both ascending."""
-    held = held_out(reader.labels, *_groups(reader, progress), fraction, split)
+    held = held_out(find_strata(reader.labels), *_groups(reader, progress), fraction, split)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def take_fold(reader: EncodedImages, fold: int, folds: int, progress: Progress) -> tuple[Indices, Indices]:
     """Return the rows outside and inside of one fold, both ascending."""
-    numbers = assign_folds(reader.labels, *_groups(reader, progress), folds)
+    numbers = assign_folds(find_strata(reader.labels), *_groups(reader, progress), folds)
     return np.flatnonzero(numbers != fold), np.flatnonzero(numbers == fold)
 
 

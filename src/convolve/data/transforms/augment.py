@@ -6,6 +6,7 @@ accepts as well.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -93,9 +94,17 @@ Flip = Literal["none", "random", "alternating"]
 PaddingMode = Literal["mean", "black", "reflect"]
 
 
+PixelsFn = Callable[[Tensor, Indices, SampleRNG], Tensor]
+
+
+def keep_pixels(pixels: Tensor, samples: Indices, rng: SampleRNG) -> Tensor:
+    """Change nothing."""
+    return pixels
+
+
 @dataclass(frozen=True)
 class Augment:
-    """Augmentation of training images; the defaults do nothing."""
+    """Augmentation of training images; the defaults do nothing. `own` is that of the user's code."""
 
     crop: Crop = "none"
     flip: Flip = "none"
@@ -108,9 +117,11 @@ class Augment:
     jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
     layers: int = 0
     magnitude: float = 9.0
+    own: PixelsFn = keep_pixels
 
     def colors(self, pixels: Tensor, samples: Indices, rng: SampleRNG) -> Tensor:
-        """Apply RandAugment and color jitter."""
+        """Apply the user's augmentation, RandAugment and color jitter."""
+        pixels = self.own(pixels, samples, rng)
         if not self.layers and not any(self.jitter):
             return pixels
         images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)

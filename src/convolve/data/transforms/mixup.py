@@ -8,6 +8,9 @@ The arithmetic, for sample i of a global batch of n (positions are modulo n):
     both      cutmix of the images u, so there are four labels i, i-1, i-2, i-3 with the weights
               m_i lambda, (1 - m_i) lambda, m_(i-2) (1 - lambda), (1 - m_(i-2)) (1 - lambda)
 
+Dense targets (several labels, soft labels) are mixed with these weights into one target, since both losses are linear
+in the target.
+
 Sources of lambda: version 1 draws lambda = 1 with probability 1.55 L - 0.96, otherwise 1 + ln(u) / 4 with u uniform in
 [e^-4, 1], which has about the mean L. Version 2 uses L itself. `uniform` draws from [low, high), or skips cutmix with a
 probability.
@@ -148,7 +151,10 @@ class MixupCutmix:
             kept = self._paste(mixed, pasted)
             weights = [weight * kept for weight in weights] + [weight * (1 - kept) for weight in pasted_weights]
         stacked = torch.from_numpy(np.stack(weights).astype(np.float32)).to(images.device)
-        return mixed, Targets(torch.stack([labels.index_select(0, rows) for rows in pick]), stacked)
+        picked = torch.stack([labels.index_select(0, rows) for rows in pick])
+        if labels.ndim == 2:
+            return mixed, Targets((picked * stacked[..., None]).sum(0))
+        return mixed, Targets(picked, stacked)
 
     def _blend(self, images: Tensor, pick: list[Tensor], positions: Indices) -> tuple[Tensor, list[Coefficients]]:
         weights = self.coefficients[positions]

@@ -127,12 +127,14 @@ def find_problems(job: Job) -> dict[str, ParallelError]:
     }
     deadline = time.monotonic() + job.timeout
     versions, problems = dict[str, dict[str, str]](), dict[str, ParallelError]()
-    for host, process in processes.items():
-        try:
-            versions[host] = _read_versions(host, process, deadline)
-        except ParallelError as problem:
-            problems[host] = problem
-        finally:
+    try:
+        for host, process in processes.items():
+            try:
+                versions[host] = _read_versions(host, process, deadline)
+            except ParallelError as problem:
+                problems[host] = problem
+    finally:
+        for process in processes.values():
             process.kill()
             process.wait()
             # Not read to the end: a child of the remote shell may keep them open for long.

@@ -9,6 +9,7 @@ import traceback
 
 import torch
 
+from convolve.checkpoint.store import Store
 from convolve.config.loading import dump
 from convolve.engine import loop, step, verification
 from convolve.loggers.base import SilentConsole
@@ -62,6 +63,18 @@ def flip_weight(config, flipped_replica, console):
 
     loop.train_step = train_step
     return session.train(config.replace(verify_steps=True), console)
+
+
+def train_with_slow_saves(config, console):
+    """Train with a file system that takes a second to mark another checkpoint as best."""
+    original = Store.mark_best
+
+    def mark_best(store, path):
+        time.sleep(1 if store.best else 0)
+        original(store, path)
+
+    Store.mark_best = mark_best
+    return session.train(config, console)
 
 
 def interrupt_command(config, how):

@@ -15,7 +15,15 @@ from convolve.runs import session
 from convolve.runs.changes import Changes
 from digit_runs import digits_config, weights_hash
 from labeled_shapes import write_folder
-from process_runs import Job, flip_weight, interrupt_command, restore_together, train_together, train_verified
+from process_runs import (
+    Job,
+    flip_weight,
+    interrupt_command,
+    restore_together,
+    train_together,
+    train_verified,
+    train_with_slow_saves,
+)
 
 pytestmark = pytest.mark.dist
 
@@ -62,6 +70,17 @@ def test_replicas_equal_one_process_with_several_labels(tmp_path):
         json.loads(max((tmp_path / name).glob("checkpoints/step-*/state.json")).read_text()) for name in ("one", "two")
     ]
     assert states[0]["thresholds"] == states[1]["thresholds"]
+
+
+def test_all_replicas_test_the_best_checkpoint_even_if_its_save_is_slow(tmp_path):
+    """The last checkpoint is the best; a replica that does not wait for its save finds the one before."""
+    given = {**SHORT, "iterations": 24, "validation_fraction": 0.3, "validation_frequency": 0.5, "ckpts_per_epoch": 2}
+    given |= {"valid_batch_size": 50}
+    alone = train_together(digits_config(tmp_path / "alone", **given, gradient_accumulation_count=2))
+    config = digits_config(tmp_path / "together", **given, replicas=2)
+    together = Job(config.parallel, train_with_slow_saves, config).finish()
+    assert together.test_accuracy == alone.test_accuracy
+    assert (tmp_path / "together" / "checkpoints" / "best.txt").read_text().strip() == "step-000000024"
 
 
 # 64 images are 8 micro batches, also for 3 replicas that could run 9: they run 3, 3 and 2.

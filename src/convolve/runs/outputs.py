@@ -11,6 +11,7 @@ from convolve.checkpoint.store import AsyncSaver, Store
 from convolve.config import Config
 from convolve.config.loading import dump
 from convolve.data.build import DataModule
+from convolve.distributed.collectives import Collectives
 from convolve.engine.callbacks import Saver
 from convolve.engine.metrics import EvalResult
 from convolve.engine.user_code import NO_USER_CODE, UserCode
@@ -167,3 +168,13 @@ class NullOutputs(RunOutputs):
 
     def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
         pass
+
+
+def name_best(store: Store, collectives: Collectives) -> Path | None:
+    """Return the checkpoint that validated best, on all ranks.
+
+    Rank 0 names it after its last save is complete: the other ranks would still find an earlier one.
+    """
+    best = store.best if collectives.is_rank_zero else None
+    name = collectives.broadcast_str("" if best is None else best.name)
+    return store.folder / name if name else None

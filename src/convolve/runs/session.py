@@ -62,7 +62,7 @@ from convolve.runs.folder import create_run_dir, discard_failed_start, has_start
 from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_skipped_entries
-from convolve.runs.outputs import NullOutputs, RunOutputs
+from convolve.runs.outputs import NullOutputs, RunOutputs, name_best
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
 
 
@@ -234,7 +234,8 @@ class Session:
 
     def _test_best(self) -> EvalResult:
         """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
-        path, thresholds = self.outputs.store.best if self.config.run.checkpoints else None, None
+        thresholds = None
+        path = name_best(self.outputs.store, self.collectives) if self.config.run.checkpoints else None
         if path is not None:
             snapshot = load(path)
             thresholds = read_thresholds(snapshot.state, len(self.data.dataset.classes))

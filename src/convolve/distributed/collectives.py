@@ -12,10 +12,11 @@ import os
 import platform
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -280,9 +281,21 @@ def _open_store(topology: Topology) -> Store | None:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if topology.rank:
         return TCPStore(host, port, topology.world, is_master=False, timeout=TIMEOUT)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, address = _resolve(host, port)
     listener = socket.create_server(address[:2], family=family, backlog=topology.world)
     return TCPStore(host, port, topology.world, is_master=True, timeout=TIMEOUT, master_listen_fd=listener.detach())
+
+
+def _resolve(host: str, port: int) -> Any:
+    """Return the first address of a host. The name of a new pod may be unknown for some seconds."""
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def new_group(members: list[list[int]], rank: int) -> dist.ProcessGroup:

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convolve.distributed.collectives import TIMEOUT, Collectives, CollectiveTimeout
+from convolve.distributed.collectives import Collectives, CollectiveTimeout
 from convolve.distributed.node_sum import AddFn, is_plain_pair, sum_nodes
+from convolve.distributed.rendezvous import TIMEOUT
 from convolve.errors import ParallelError
 from convolve.summation import Node
 

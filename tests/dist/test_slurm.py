@@ -73,6 +73,9 @@ def test_a_killed_rank_is_repeated_and_a_requeued_job_continues(slurm, held, scr
     job = slurm.submit(script())
     slurm.wait_until(held.reached)
     os.kill(find_rank(slurm, 1), signal.SIGKILL)
+    held.release()
+    slurm.wait_until(lambda: "task 0: Exited with exit code 1" in log(slurm))
+    held.hold.touch()
     slurm.wait_until(lambda: log(slurm).count("restored step-") == 1)
     slurm.run("scontrol", "requeue", job)
     slurm.wait_until(lambda: slurm.show(job)["Restarts"] == "1")
@@ -85,10 +88,10 @@ def test_a_killed_rank_is_repeated_and_a_requeued_job_continues(slurm, held, scr
 def test_the_time_limit_saves_and_the_next_element_of_an_array_continues(slurm, held, script, alone):
     job = slurm.submit(script("time=2", "signal=TERM@60", "array=1-2%1"))
     slurm.wait_until(held.reached)
-    slurm.wait_until(lambda: slurm.run("squeue", "-h", "-j", f"{job}_2", "-o", "%T").strip() == "RUNNING")
-    assert "Interrupted by SIGTERM" in log(slurm) and log(slurm).count("Training ") == 1
+    slurm.wait_until(lambda: "CANCELLED AT" in log(slurm))
     held.release()
     slurm.wait_for_end(job)
+    assert log(slurm).count("Interrupted by SIGTERM") == 1 and log(slurm).count("Training ") == 1
     assert (slurm.show(f"{job}_1")["ExitCode"], slurm.show(f"{job}_2")["ExitCode"]) == ("143:0", "0:0")
     assert weights_hash(slurm.folder / "run") == alone
 

@@ -80,8 +80,26 @@ def _open(topology: Topology, device: torch.device) -> None:
         address = os.environ.get(STORE_VARIABLE) or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ParallelError(
             f"rank {topology.rank} of {topology.world}: cannot connect to {address} ({error}); "
-            "check the address, the port and that all processes were started"
+            + choose_remedy(os.environ, _own_address())
         ) from error
+
+
+def choose_remedy(environment: Mapping[str, str], own_address: str) -> str:
+    """Return what to do if ranks cannot meet. Other hosts cannot reach one whose name is that of its loopback."""
+    master = environment.get("MASTER_ADDR", "localhost")
+    if own_address.startswith("127.") and master != "localhost" and not master.startswith("127."):
+        return (
+            f"the name of this host resolves to {own_address}: set GLOO_SOCKET_IFNAME to the interface between hosts "
+            "and MASTER_ADDR to its address (launch: --interface, --master-addr)"
+        )
+    return "check the address, the port and that all processes were started"
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
 
 
 @contextmanager

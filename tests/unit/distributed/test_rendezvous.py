@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from convolve.distributed.rendezvous import _open_store, process_group
+from convolve.distributed.rendezvous import _open_store, choose_remedy, process_group
 from convolve.distributed.topology import Topology
 from convolve.errors import ParallelError
 
@@ -49,3 +49,16 @@ def test_a_store_of_torchrun_with_addresses_of_an_earlier_attempt_is_rejected(mo
         _open_store(Topology(2, rank=1))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert not _open_store(Topology(2, rank=1)).check(["rank 0"])
+
+
+@pytest.mark.parametrize(
+    ("master", "own", "remedy"),
+    [
+        ("a", "127.0.1.1", "the name of this host resolves to 127.0.1.1: set GLOO_SOCKET_IFNAME"),
+        ("a", "10.0.0.1", "check the address"),
+        ("localhost", "127.0.1.1", "check the address"),
+        ("127.0.0.1", "127.0.1.1", "check the address"),
+    ],
+)
+def test_a_host_whose_name_is_its_loopback_is_named_if_ranks_cannot_meet(master, own, remedy):
+    assert choose_remedy({"MASTER_ADDR": master}, own).startswith(remedy)

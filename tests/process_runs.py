@@ -6,8 +6,10 @@ import socket
 import subprocess
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import torch.distributed as dist
 
 from convolve.checkpoint.store import Store
 from convolve.config.loading import dump
@@ -38,6 +40,16 @@ def restore_together(folder, changes):
 def restore_run(folder, changes, console):
     """`restore.run` with the console last."""
     return session.resume(folder, console, changes)
+
+
+def train_in_open_group(config, console):
+    """Train as in a worker of Ray: outside the main thread, in a process group that is open and stays open."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world)
+    with ThreadPoolExecutor() as threads:
+        report = threads.submit(session.train, config, console).result()
+    dist.destroy_process_group()  # fails if the run has closed it
+    return report
 
 
 def train_verified(config, console):

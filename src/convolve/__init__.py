@@ -22,6 +22,7 @@ __all__ = [
             "convolve.api.checkpoints": ("Checkpoints", "Position"),
             "convolve.api.classifier": ("Classifier", "Prediction", "load"),
             "convolve.api.configs": ("config_schema", "config_values", "configs"),
+            "convolve.api.ray": ("ray_trainer",),
             "convolve.api.records": ("Checkpoint",),
             "convolve.api.run": ("Run", "Stopped", "open", "report", "runs"),
             "convolve.api.search": ("LRCurve", "SweepResult", "find_lr", "sweep"),

@@ -14,6 +14,7 @@ from convolve.api.classifier import load as load
 from convolve.api.configs import config_schema as config_schema
 from convolve.api.configs import config_values as config_values
 from convolve.api.configs import configs as configs
+from convolve.api.ray import ray_trainer as ray_trainer
 from convolve.api.records import Checkpoint as Checkpoint
 from convolve.api.run import Run as Run
 from convolve.api.run import Stopped as Stopped

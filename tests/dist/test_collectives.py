@@ -8,7 +8,7 @@ import torch
 
 from convolve.config import ParallelConfig
 from convolve.distributed import collectives as module
-from convolve.distributed import positions
+from convolve.distributed import positions, rendezvous
 from convolve.distributed.batch_norm_span import build_span
 from convolve.distributed.collectives import open_collectives, require_equal, require_equal_weights
 from convolve.errors import ParallelError
@@ -68,7 +68,8 @@ def test_a_span_waits_for_the_replicas_that_have_a_micro_batch_only():
 
 def wait_for_a_silent_rank(config, folder, console):
     """Rank 1 stays in step 7 until rank 0 has given up."""
-    module.TIMEOUT, positions.PUBLISH_SECONDS = timedelta(seconds=1), 0.02
+    module.TIMEOUT = rendezvous.TIMEOUT = timedelta(seconds=1)
+    positions.PUBLISH_SECONDS = 0.02
     with open_collectives(config) as collectives:
         collectives.positions.step = 7 + collectives.is_rank_zero
         if collectives.is_rank_zero:

@@ -1,5 +1,6 @@
 """A run that continues with another number of workers keeps its global batch, its samples and its bits."""
 
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 from convolve.runs.changes import Changes, fit_processes
 from digit_runs import digits_config, weights_hash
+from held_runs import HeldRun
 from process_runs import Job, restore_together, train_together
 
 pytestmark = pytest.mark.dist
@@ -99,7 +101,7 @@ def test_twenty_kills_with_other_numbers_of_workers_keep_the_bits(tmp_path, mode
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=job"]
 TORCHRUN += ["--rdzv-backend=c10d", "--rdzv-endpoint=10.213.7.1:29400"]
-TRAIN = ["train", "--config", "lenet-digits", "--epochs", "10", "--batch-size", "16", "--threads", "1", "--no-curves"]
+TRAIN = ["train", "--config", "lenet-digits", "--epochs", "6", "--batch-size", "16", "--threads", "1", "--no-curves"]
 TRAIN += ["--no-report", "--ckpts-per-epoch", "6", "--learning-rate", "0.01", "--optimizer", "momentum"]
 
 
@@ -108,43 +110,60 @@ class Agents:
 
     def __init__(self, hosts, folder):
         self.hosts, self.folder, self.started = hosts, folder, []
+        self.held = HeldRun(folder)
 
     def start(self, host, *, first=False):
         conf = f"--rdzv-conf=is_host={int(first)},last_call_timeout=20"
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment |= self.held.variables
         address = f"--local-addr=10.213.7.{host + 1}"
         words = ["ip", "netns", "exec", self.hosts.names[host], sys.executable, *TORCHRUN, conf, address, "-m"]
         words += ["convolve", *TRAIN, "--gradient-accumulation-count", "2", "--replicas", "4", "--resume"]
-        with (self.folder / f"agent-{len(self.started)}.log").open("w") as log:
+        words += self.held.words
+        with self.log(len(self.started)).open("w") as log:
             options = {"cwd": self.folder, "env": environment, "stdout": log, "stderr": log}
             self.started.append(subprocess.Popen([*words, "--run-dir", str(self.folder / "run")], **options))
+
+    def log(self, number):
+        return self.folder / f"agent-{number}.log"
 
     def worker(self, number):
         found = subprocess.run(["pgrep", "-P", str(self.started[number].pid)], capture_output=True, text=True)
         return int(found.stdout.split()[0])
 
-    def wait_for_steps(self, count):
-        """Wait until the run has so many more checkpoints."""
-        seen, end = set(), time.monotonic() + 240
-        while len(seen) <= count:
-            assert time.monotonic() < end, (self.folder / "agent-0.log").read_text()[-2000:]
-            seen |= {path.name for path in (self.folder / "run/checkpoints").glob("step-*")}
-            time.sleep(0.02)
+    def starts(self):
+        """The number of replicas of each start of the run."""
+        events = self.folder / "run/events.jsonl"
+        lines = events.read_text().splitlines() if events.exists() else []
+        found = [json.loads(line) for line in lines if '"kind": "start"' in line]
+        return [event["config"]["replicas"] for event in found]
+
+    def wait_until(self, done):
+        while not done():
+            assert all(agent.poll() is None for agent in self.started), self.log(0).read_text()[-2000:]
+            time.sleep(0.05)
+
+    def wait_for_replicas(self, count):
+        """Wait until the run has so many replicas and is held."""
+        self.wait_until(lambda: self.starts()[-1:] == [count] and self.held.reached())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_torchrun_replaces_a_killed_worker_and_accepts_another_one(hosts, tmp_path):
     agents = Agents(hosts, tmp_path)
     for host in (0, 0, 1):
         agents.start(host, first=not agents.started)
-    agents.wait_for_steps(2)
+    agents.wait_for_replicas(3)
+    before = agents.starts()
     os.kill(agents.worker(1), signal.SIGKILL)
-    seen = len(list((tmp_path / "run/checkpoints").glob("step-*")))
-    agents.wait_for_steps(seen + 2)
+    agents.wait_until(lambda: len(agents.starts()) > len(before))
     agents.start(1)
-    assert [agent.wait(300) for agent in agents.started] == [0, 0, 0, 0]
+    agents.wait_for_replicas(4)
+    agents.held.release()
+    assert [agent.wait() for agent in agents.started] == [0, 0, 0, 0]
     words = [*TRAIN, "--gradient-accumulation-count", "8", "--run-dir", str(tmp_path / "alone")]
     subprocess.run([sys.executable, "-m", "convolve", *words], check=True, capture_output=True)
     assert weights_hash(tmp_path / "run") == weights_hash(tmp_path / "alone")
-    events = (tmp_path / "run/events.jsonl").read_text()
-    assert events.count('"kind": "start"') == 3, "the start, after the kill, with four workers"
+    assert agents.starts()[-1] == 4 and len(agents.starts()) >= len(before) + 2, "after the kill, with four workers"

@@ -4,9 +4,13 @@ The hosts are network namespaces with host names of their own, joined by a virtu
 """
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -176,3 +180,47 @@ def test_processes_with_another_config_are_named(tmp_path):
         with rank.stdout:
             output += rank.stdout.read()
     assert "configs differ between processes" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hosts_reached_by_ssh_survive_a_killed_rank(hosts, unbroken, tmp_path):
+    with ssh_servers(hosts, tmp_path) as shell:
+        words = hosts.words("--num-replicas", 2, "--timeout", 60, "--max-restarts", 2)
+        words[words.index("--remote-shell") + 1] = shell
+        words[words.index("--hosts") + 1] = "10.213.7.1,10.213.7.2"
+        inside = ["ip", "netns", "exec", hosts.names[0], sys.executable, "-m", "convolve"]
+        run = [*TRAIN, "--run-dir", str(tmp_path / "run")]
+        with (tmp_path / "job.log").open("w+") as log:
+            job = subprocess.Popen([*inside, *words, "--", "train", *run], stdout=log, stderr=log, cwd=tmp_path)
+            while "epoch 1.5" not in (tmp_path / "job.log").read_text():
+                assert job.poll() is None, (tmp_path / "job.log").read_text()
+                time.sleep(0.02)
+            os.kill(find_rank(1, tmp_path / "run"), signal.SIGKILL)
+            assert job.wait() == 0, (tmp_path / "job.log").read_text()
+    assert "attempt 1 of 3 failed" in (tmp_path / "job.log").read_text()
+    assert weights_hash(tmp_path / "run") == unbroken
+
+
+@contextmanager
+def ssh_servers(hosts, folder):
+    """Yield a remote shell that reaches a server on each host, with keys for this test alone."""
+    server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+    if server is None or shutil.which("ssh") is None:
+        pytest.skip("needs OpenSSH: apt-get install openssh-server")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    options = {"Port": 2222, "HostKey": folder / "host", "AuthorizedKeysFile": folder / "user.pub", "StrictModes": "no"}
+    options |= {"UsePAM": "no", "PasswordAuthentication": "no", "PermitRootLogin": "yes", "PidFile": "none"}
+    (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    words = [server, "-D", "-e", "-f", str(folder / "sshd_config")]
+    with (folder / "sshd.log").open("w") as log:
+        servers = [subprocess.Popen(["ip", "netns", "exec", name, *words], stderr=log) for name in hosts.names]
+    known = f"-o StrictHostKeyChecking=no -o UserKnownHostsFile={folder / 'known'} -o LogLevel=ERROR"
+    try:
+        yield f"ssh -F none -i {folder / 'user'} -p 2222 {known} -o BatchMode=yes -o ConnectTimeout=30 -- {{host}}"
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()

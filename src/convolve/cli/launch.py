@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+import yaml
 
 from convolve.cli import restore, train
 from convolve.cli.command import Parser, read_config, resumable
@@ -14,6 +17,7 @@ from convolve.cli.console import print_json
 from convolve.compat.programs import translate_program
 from convolve.config import Config
 from convolve.distributed.launch import ssh
+from convolve.distributed.launch.kubernetes import KINDS, Cluster, write_manifest
 from convolve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 USAGE = "convolve launch --hosts a,b [options] -- train --config NAME ..."
 COMMANDS = ("train", "restore")
+LOCALHOST = "localhost"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,8 +35,13 @@ def run(argv: Sequence[str]) -> int:
     if not command or command[0] not in COMMANDS:
         raise ConfigError("launch: missing command; write it after `--`: `convolve launch --hosts a,b -- train ...`")
 
+    if options.kubernetes:
+        _check_kubernetes(options, command)
     config, folder, command = _resolve(command, options)
     job = _plan_job(options, config)
+    if options.kubernetes:
+        _print_manifest(job, command, folder, options)
+        return 0
     if options.dry_run:
         _print_dry_run(job, command, folder, options)
         return 0
@@ -45,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("launch", "Start a run on several hosts and supervise it.", usage=USAGE)
-    parser.add_argument("--hosts", default="localhost", metavar="A,B", help="hosts, separated by commas [localhost]")
+    parser.add_argument("--hosts", default=LOCALHOST, metavar="A,B", help="hosts, separated by commas [localhost]")
     parser.add_argument("--num-instances", type=int, metavar="N", help="launchers over all hosts [one per host]")
     parser.add_argument("--num-replicas", type=int, metavar="N", help="replicas over all hosts, as --replicas")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure [0]")
@@ -68,7 +78,34 @@ def _parser() -> Parser:
     parser.add_argument(
         "--remote-shell", metavar="COMMAND", help="command that reaches a host, with {host} in it [ssh in batch mode]"
     )
+    _add_kubernetes_flags(parser)
     return parser
+
+
+def _add_kubernetes_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--kubernetes", choices=KINDS, help="with --dry-run, print a manifest with one node per instance instead"
+    )
+    parser.add_argument("--image", metavar="NAME", help="container image with convolve, for --kubernetes")
+    parser.add_argument(
+        "--volume", metavar="CLAIM:PATH", help="persistent volume claim with the run folder, for --kubernetes"
+    )
+    parser.add_argument(
+        "--resource", action="append", default=[], metavar="K=V", help="resource per node, as nvidia.com/gpu=8"
+    )
+
+
+def _check_kubernetes(options: Namespace, command: Sequence[str]) -> None:
+    subject = f"--kubernetes {options.kubernetes}"
+    if not options.dry_run:
+        raise ConfigError(f"{subject}: only prints a manifest; add --dry-run and pass the output to `kubectl apply`")
+    if options.hosts != LOCALHOST:
+        raise ConfigError(f"{subject}: Kubernetes chooses the hosts; replace --hosts by --num-instances, the nodes")
+    if command[0] != "train":
+        raise ConfigError(f"{subject}: needs `train`; it continues a run that has started")
+    for flag, value in (("--image", options.image), ("--volume", options.volume)):
+        if value is None:
+            raise ConfigError(f"{subject}: missing {flag}; see `convolve launch --help`")
 
 
 def _resolve(command: list[str], options: Namespace) -> tuple[Config, Path, list[str]]:
@@ -93,6 +130,8 @@ def _plan_job(options: Namespace, config: Config) -> Job:
     from convolve.distributed.launch.ssh import SSH, Job, pick_port
 
     hosts = tuple(host for host in options.hosts.split(",") if host)
+    if options.kubernetes:
+        hosts = tuple(f"node-{number}" for number in range(options.num_instances or 1))
     if not hosts:
         raise ConfigError(f"--hosts {options.hosts}: name at least one host")
     for flag, count in (("--num-instances", options.num_instances), ("--num-replicas", options.num_replicas)):
@@ -100,12 +139,11 @@ def _plan_job(options: Namespace, config: Config) -> Job:
             raise ConfigError(f"{flag} {count}: must be at least 1")
     # torch warns about every host name that it cannot resolve.
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "CONVOLVE_TIMEOUT": f"{options.timeout:g}"}
-    environment = {**quiet, **_read_pairs(options.env)}
+    environment = {**quiet, **_read_pairs("--env", options.env)}
     if options.interface is not None:
         environment |= {"GLOO_SOCKET_IFNAME": options.interface, "NCCL_SOCKET_IFNAME": options.interface}
     if options.all_output:
         environment["CONVOLVE_ALL_OUTPUT"] = "1"
-    interpreter = {} if options.python is None else {"python": options.python}
     return Job(
         hosts=hosts,
         instances=options.num_instances or len(hosts),
@@ -116,15 +154,28 @@ def _plan_job(options: Namespace, config: Config) -> Job:
         environment=environment,
         timeout=options.timeout,
         stages=config.parallel.shards,
-        **interpreter,
+        python=options.python or ("python3" if options.kubernetes else sys.executable),
     )
 
 
-def _read_pairs(pairs: Sequence[str]) -> dict[str, str]:
+def _read_pairs(flag: str, pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise ConfigError(f"--env {pair}: must be NAME=VALUE")
+            raise ConfigError(f"{flag} {pair}: must be NAME=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _print_manifest(job: Job, command: Sequence[str], folder: Path, options: Namespace) -> None:
+    claim, _, mount = options.volume.partition(":")
+    if not claim or not mount.startswith("/"):
+        raise ConfigError(f"--volume {options.volume}: must be CLAIM:PATH with an absolute path, as my-claim:/data")
+    resources = _read_pairs("--resource", options.resource)
+    cluster = Cluster(options.image, claim, PurePosixPath(mount), resources)
+    manifest = write_manifest(options.kubernetes, job, command, folder, options.max_restarts, cluster)
+    if options.json:
+        print_json({"manifest": manifest})
+    else:
+        print(yaml.safe_dump(manifest, sort_keys=False), end="")
 
 
 def _print_dry_run(job: Job, command: Sequence[str], folder: Path, options: Namespace) -> None:

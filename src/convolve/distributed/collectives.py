@@ -11,10 +11,8 @@ import json
 import os
 import platform
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -22,15 +20,13 @@ import torch.distributed as dist
 from safetensors.torch import load as unpack_tensors
 from safetensors.torch import save as pack_tensors
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from convolve import __version__
 from convolve.config import Config, ParallelConfig
 from convolve.device import explain_failure, use
-from convolve.distributed.launch.local import STORE_VARIABLE
-from convolve.distributed.launch.slurm import first_host
 from convolve.distributed.positions import Positions, PublishedPositions
+from convolve.distributed.rendezvous import TIMEOUT, process_group
 from convolve.distributed.topology import Topology, find_topology
 from convolve.errors import ParallelError
 from convolve.loggers.base import Console, SilentConsole
@@ -38,14 +34,6 @@ from convolve.loggers.base import Console, SilentConsole
 CPU = torch.device("cpu")
 # Options that may differ between hosts.
 HOST_OPTIONS = ("data_dir", "threads", "workers", "device")
-
-
-def read_timeout(environment: Mapping[str, str]) -> timedelta:
-    """Return the timeout of a collective; CONVOLVE_PATIENCE is its name in version 0.1."""
-    return timedelta(seconds=float(environment.get("CONVOLVE_TIMEOUT", environment.get("CONVOLVE_PATIENCE", 300))))
-
-
-TIMEOUT = read_timeout(os.environ)
 
 
 class CollectiveTimeout(RuntimeError):
@@ -207,8 +195,8 @@ def open_collectives(config: ParallelConfig, device: torch.device = CPU) -> Iter
 
 @contextmanager
 def _joined(topology: Topology, device: torch.device) -> Iterator["DistributedCollectives"]:
-    try:
-        collectives = _join(topology, device)
+    with process_group(topology, device):
+        collectives = _join(topology)
         try:
             yield collectives
         except RuntimeError as error:
@@ -217,9 +205,6 @@ def _joined(topology: Topology, device: torch.device) -> Iterator["DistributedCo
             raise _explain(error, collectives) from error
         finally:
             collectives.positions.close()
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _explain(error: RuntimeError, collectives: DistributedCollectives) -> ParallelError:
@@ -238,51 +223,12 @@ def _is_timeout(error: RuntimeError) -> bool:
     return isinstance(error, CollectiveTimeout) or "timed out" in str(error).lower()
 
 
-def _join(topology: Topology, device: torch.device) -> DistributedCollectives:
-    if "MASTER_ADDR" not in os.environ and "SLURM_JOB_NODELIST" in os.environ:
-        # Slurm sets no address.
-        os.environ["MASTER_ADDR"] = first_host(os.environ["SLURM_JOB_NODELIST"])
-        os.environ.setdefault("MASTER_PORT", "29500")
-    try:
-        store = _open_store(topology)
-        dist.init_process_group(
-            _backends(device), store=store, rank=topology.rank, world_size=topology.world, timeout=TIMEOUT
-        )
-    except (RuntimeError, ValueError, OSError) as error:
-        address = os.environ.get(STORE_VARIABLE) or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise ParallelError(
-            f"rank {topology.rank} of {topology.world}: cannot connect to {address} ({error}); "
-            "check the address, the port and that all processes were started"
-        ) from error
+def _join(topology: Topology) -> DistributedCollectives:
     replicas = new_group([topology.same_stage(stage) for stage in range(topology.stages)], topology.rank)
     stages = new_group([topology.same_replica(replica) for replica in range(topology.replicas)], topology.rank)
     positions = PublishedPositions(_get_default_store(), topology.rank, topology.world)
     positions.start()
     return DistributedCollectives(topology, replicas, stages, positions)
-
-
-def _backends(device: torch.device) -> str:
-    """Return the backends of a process group: gloo for tensors of the host, that of the device for its tensors."""
-    if device.type == "cpu":
-        return "gloo"
-    return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-
-
-def _open_store(topology: Topology) -> Store | None:
-    """Return the store in which ranks meet; None lets torch open the one of torchrun.
-
-    torch's own TCP store listens on all interfaces; this one listens on the rendezvous address only.
-    """
-    if path := os.environ.get(STORE_VARIABLE):
-        return FileStore(path, topology.world)
-    if "TORCHELASTIC_RUN_ID" in os.environ or "MASTER_ADDR" not in os.environ:
-        return None
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if topology.rank:
-        return TCPStore(host, port, topology.world, is_master=False, timeout=TIMEOUT)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.create_server(address[:2], family=family, backlog=topology.world)
-    return TCPStore(host, port, topology.world, is_master=True, timeout=TIMEOUT, master_listen_fd=listener.detach())
 
 
 def new_group(members: list[list[int]], rank: int) -> dist.ProcessGroup:

@@ -15,6 +15,7 @@ the others in between.
 
 import mmap
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -25,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convolve.distributed.collectives import TIMEOUT, Collectives, CollectiveTimeout
+from convolve.distributed.collectives import Collectives, CollectiveTimeout
 from convolve.distributed.node_sum import AddFn, is_plain_pair, sum_nodes
+from convolve.distributed.rendezvous import TIMEOUT
 from convolve.errors import ParallelError
 from convolve.summation import Node
 
@@ -55,9 +57,9 @@ class SharedMemoryAllReduce:
 
     @staticmethod
     def create(path: Path, world: int, shape: tuple[int, int]) -> None:
-        """Create the file. One process calls this before the others open it."""
-        with path.open("wb") as file:
-            os.truncate(file.fileno(), 64 * world + 2 * world * shape[0] * shape[1] * 4)
+        """Create the file. One process calls this before the others open it. Raises OSError without enough memory."""
+        # Written, not truncated: memory that does not exist would end the processes with SIGBUS when they use it.
+        path.write_bytes(bytes(64 * world + 2 * world * shape[0] * shape[1] * 4))
 
     def __call__(self, flats: list[Tensor], out: Tensor, nodes: list[list[Node]], add: AddFn) -> Callable[[], None]:
         """Start to sum the nodes of all processes. The returned function waits for the sum, which is then in `out`, and
@@ -106,13 +108,13 @@ class SharedMemoryAllReduce:
 
 
 def open_shared_memory(collectives: Collectives, capacity: int, most_nodes: int) -> SharedMemoryAllReduce | None:
-    """Return a sum over replicas of up to `most_nodes` tensors of `capacity` elements for each, or None if replicas are
-    on several hosts or the tensors too large.
+    """Return a sum over replicas of up to `most_nodes` tensors of `capacity` elements for each.
 
-    Each stage has its file. Rank 0 creates their folder; both are deleted as soon as all processes have opened them.
+    None if replicas are on several hosts or in containers that do not share memory, or the tensors are too large. Each
+    stage has its file. Rank 0 creates their folder; both are deleted as soon as all processes have opened them.
     """
     topology = collectives.topology
-    host = socket.gethostname()
+    host = _name_host()
     other_host = collectives.broadcast_str(host) != host
     if collectives.any_rank(other_host or 8 * capacity * most_nodes * topology.replicas > MAX_BYTES):
         return None
@@ -120,17 +122,31 @@ def open_shared_memory(collectives: Collectives, capacity: int, most_nodes: int)
     created = tempfile.mkdtemp(prefix="convolve-", dir=parent) if collectives.is_rank_zero else ""
     folder = Path(collectives.broadcast_str(created))
     path, shape = folder / f"stage-{topology.stage}", (most_nodes, capacity)
-    if topology.replica == 0:
-        SharedMemoryAllReduce.create(path, topology.replicas, shape)
-    _barrier(collectives)
-    shared = SharedMemoryAllReduce(path, topology.replica, topology.replicas, shape)
-    _barrier(collectives)
-    if topology.replica == 0:
-        path.unlink()
-    _barrier(collectives)
-    if collectives.is_rank_zero:
-        folder.rmdir()
-    return shared
+    try:
+        full = topology.replica == 0 and not _create(path, topology.replicas, shape)
+        if collectives.any_rank(full) or collectives.any_rank(not path.is_file()):
+            return None
+        shared = SharedMemoryAllReduce(path, topology.replica, topology.replicas, shape)
+        _barrier(collectives)
+        return shared
+    finally:
+        if collectives.is_rank_zero:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name_host() -> str:
+    """Return the name of this host and of its process ids: containers may have only one of them in common."""
+    space = Path("/proc/self/ns/pid")
+    return f"{socket.gethostname()} {space.stat().st_ino if space.exists() else ''}"
+
+
+def _create(path: Path, world: int, shape: tuple[int, int]) -> bool:
+    """Create a file and return whether it could be created; /dev/shm may be small, or that of another container."""
+    try:
+        SharedMemoryAllReduce.create(path, world, shape)
+    except OSError:
+        return False
+    return True
 
 
 def _barrier(collectives: Collectives) -> None:

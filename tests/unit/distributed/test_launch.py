@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convolve.cli.main import dispatch
-from convolve.distributed.collectives import read_timeout
 from convolve.distributed.launch.agent import AgentSpec, read_commands
 from convolve.distributed.launch.local import Agent, run_attempts
 from convolve.distributed.launch.ssh import Job, RemoteAgents, check_hosts, find_hosts
+from convolve.distributed.rendezvous import read_timeout
 from convolve.errors import ConfigError, ParallelError
 
 TRAIN = ["train", "--config", "lenet-digits", "--json"]

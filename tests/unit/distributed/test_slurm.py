@@ -47,7 +47,7 @@ def test_a_batch_script_requests_one_task_for_each_process(tmp_path):
 def test_a_batch_script_quotes_folders_arguments_and_environment(tmp_path):
     text = script(tmp_path, environment={"GREETING": "it's $HOME"})
     assert "export GREETING='it'\"'\"'s $HOME'" in text.splitlines()
-    assert "  srun --kill-on-bad-exit=1 python3 -m convolve train --name-suffix 'it'\"'\"'s' --resume" in text
+    assert " --wait=120 python3 -m convolve train --name-suffix 'it'\"'\"'s' --resume" in text
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 It reads standard input. The first line is an `AgentSpec`. A line `stop` makes the ranks save a checkpoint and exit.
 When the input ends, because the launcher or the connection is gone, everything exits immediately.
+
+In a pod of Kubernetes there is no launcher: the spec is an argument, and standard input is not read.
 """
 
 import json
@@ -9,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
@@ -45,12 +48,13 @@ def read_commands(commands: TextIO) -> None:
     os._exit(1)
 
 
-def main() -> int:
-    """Run the spec on standard input and return its exit code."""
-    spec = AgentSpec.from_line(sys.stdin.readline())
-    threading.Thread(target=read_commands, args=(sys.stdin,), daemon=True).start()
+def main(argv: Sequence[str]) -> int:
+    """Run the spec in the arguments or on standard input, and return its exit code."""
+    spec = AgentSpec.from_line(argv[0] if argv else sys.stdin.readline())
+    if not argv:
+        threading.Thread(target=read_commands, args=(sys.stdin,), daemon=True).start()
     return start_processes(spec.world, spec.argv, spec.agent, tagged=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

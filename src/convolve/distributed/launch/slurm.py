@@ -16,8 +16,10 @@ def write_batch_script(
     """Return an sbatch script with one task per process, and more `requests` of resources such as `time=4:00:00`.
 
     The command continues its run, so a job that was requeued, and a step that is repeated after a failure, lose
-    nothing. A user error or a requested stop is not repeated. The port depends on the job.
+    nothing. A user error or a requested stop is not repeated. The port depends on the job. Tasks end by themselves when
+    one fails; if Slurm ended them, the signal would look like a requested stop.
     """
+    srun = ["srun", "--kill-on-bad-exit=0", f"--wait={round(2 * job.timeout)}"]
     settings = [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
     return "\n".join(
         [
@@ -35,7 +37,7 @@ def write_batch_script(
             "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))",
             *settings,
             f"for attempt in $(seq 0 {max_restarts}); do",
-            f"  {shlex.join(['srun', '--kill-on-bad-exit=1', job.python, '-m', 'convolve', *argv])}",
+            f"  {shlex.join([*srun, job.python, '-m', 'convolve', *argv])}",
             "  code=$?",
             f"  case $code in {'|'.join(map(str, (0, USER_ERROR, *STOPPED)))}) exit $code;; esac",
             "done",

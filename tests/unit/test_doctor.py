@@ -8,8 +8,8 @@ from convolve.cli.doctor import run
 from convolve.kernels import build
 from convolve.loggers.base import SilentConsole
 
-# The function `convolve.doctor` has the name of the module.
-doctor = import_module("convolve.doctor")
+# The function `convolve.doctor` has the name of the package.
+doctor = import_module("convolve.doctor.machine")
 
 
 def test_every_extra_is_looked_for_with_all_of_its_packages():

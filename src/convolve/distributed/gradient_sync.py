@@ -318,6 +318,11 @@ class BucketedSum(GradientTree):
         return self.buckets[-1].payload
 
 
+def fraction_size(size: int, members: int) -> int:
+    """Return the elements of a bucket that each of the replicas sums."""
+    return -(-size // members)
+
+
 class ProcessGroupTransport:
     """Exchanges nodes through a process group, by the backend of their device."""
 
@@ -327,7 +332,8 @@ class ProcessGroupTransport:
     def __call__(self, flats: list[Tensor], out: Tensor, nodes: list[list[Node]], add: AddFn) -> Finish:
         if is_plain_pair(nodes, add):
             return self._add_pair(out)
-        return self._gather(flats, out, nodes, add)
+        # Rounding depends on the position in the bucket, so it needs whole buckets.
+        return self._exchange(flats, out, nodes) if add is plain_add else self._gather(flats, out, nodes, add)
 
     def _add_pair(self, flat: Tensor) -> Finish:
         """A single addition has no order."""
@@ -336,6 +342,30 @@ class ProcessGroupTransport:
 
         def finish() -> None:
             work.wait()
+
+        return finish
+
+    def _exchange(self, flats: list[Tensor], out: Tensor, nodes: list[list[Node]]) -> Finish:
+        """Each replica adds the nodes of all replicas for its fraction of the bucket, then all gather the sums.
+
+        Every replica sends as much as in a ring, if it has one node.
+        """
+        members, most = len(nodes), max(map(len, nodes))
+        part = fraction_size(out.numel(), members)
+        padded = out.new_zeros(most, members * part)
+        for row, flat in zip(padded, flats, strict=False):
+            row[: flat.numel()].copy_(flat)
+        sent = padded.view(most, members, part).transpose(0, 1).contiguous()
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        assert work is not None, "an asynchronous operation has a handle"
+
+        def finish() -> None:
+            work.wait()
+            total = sum_nodes([list(replica.unbind()) for replica in received.unbind()], nodes, plain_add)
+            sums = out.new_empty(members, part)
+            dist.all_gather(list(sums.unbind()), total.contiguous(), group=self._group)
+            out.copy_(sums.view(-1)[: out.numel()])
 
         return finish
 

@@ -182,6 +182,13 @@ def _all_gather(values: Tensor, rank: int, group: Group) -> tuple[Tensor, float]
     return parts[0] + 2 * parts[1], 5.0
 
 
+def _all_to_all(values: Tensor, rank: int, group: Group) -> tuple[Tensor, float]:
+    result = torch.empty_like(values)
+    dist.all_to_all_single(result, values, group=group)
+    first, second = result.chunk(2)
+    return first + 2 * second, 5.0
+
+
 def _broadcast(values: Tensor, rank: int, group: Group) -> tuple[Tensor, float]:
     result = values.clone()
     dist.broadcast(result, 1, group=group)
@@ -199,6 +206,7 @@ def _send_and_receive(values: Tensor, rank: int, group: Group) -> tuple[Tensor, 
 _COLLECTIVES = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "send and receive": _send_and_receive,
 }

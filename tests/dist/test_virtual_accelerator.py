@@ -21,6 +21,7 @@ SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
 LAYOUTS = {
     "single device": {"gradient_accumulation_count": 4},
     "2 replicas": {"replicas": 2, "gradient_accumulation_count": 2},
+    "3 uneven replicas": {"replicas": 3, "gradient_accumulation_count": 2, "micro_batches": 5},
     "4 replicas": {"replicas": 4},
     "2 replicas, sharded optimizer state": {"replicas": 2, "gradient_accumulation_count": 2, "rts": True},
     "2 replicas, batch-norm span of 2": {"replicas": 2, "bn_span": 2, "gradient_accumulation_count": 2},

@@ -55,6 +55,6 @@ def _installed(found: bool) -> str:
 
 def _print_test(test: "DeviceTest") -> None:
     kind = f"{test.device} ({test.model}), backend {test.backend}"
-    print(f"\nself-test of {kind}: {test.failed} checks failed, {test.seconds:.0f} s")
+    print(f"\nself-test of {kind}: {test.failed} of {len(test.findings)} checks failed, {test.seconds:.0f} s")
     rows = [(finding.check, finding.status, finding.detail) for finding in test.findings]
     print_table(("check", "status", "detail"), rows)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from convolve.config import Config
-from convolve.distributed.gradient_sync import BUCKET_BYTES, fill_buckets, fraction_size
+from convolve.distributed.gradient_sync import BUCKET_BYTES, fill_buckets
+from convolve.distributed.node_exchange import fraction_size
 from convolve.distributed.node_sum import SumLayout
 from convolve.distributed.optimizer_sharding import assign_owners
 from convolve.distributed.partition import group_blocks

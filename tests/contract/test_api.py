@@ -435,7 +435,7 @@ class Recorder:
 CALLS = {
     "train": ("train", "--epochs 1 --dataset digits", {"config", "callbacks", "progress"}),
     "report": ("report", "runs/x", {"output", "progress"}),
-    "doctor": ("doctor", "", {"progress"}),
+    "doctor": ("doctor", "", {"device", "seconds", "progress"}),
     "convert": ("convert", "a.pth b.safetensors", set()),
     "plan": ("plan", "lenet5-mnist", {"timetable"}),
     "align": ("align", "--epochs 1", {"output", "progress"}),

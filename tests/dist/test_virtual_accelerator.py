@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +10,7 @@ from convolve.data.loader.loader import ReplicaShard
 from convolve.runs import session
 from digit_runs import digits_config, weights_hash
 from process_runs import Job
+from virtual_accelerator import run_command
 
 pytestmark = pytest.mark.dist
 
@@ -22,6 +21,7 @@ SPLITS = {2: ["bn1"], 4: ["bn1", "conv2", "fc1"]}
 LAYOUTS = {
     "single device": {"gradient_accumulation_count": 4},
     "2 replicas": {"replicas": 2, "gradient_accumulation_count": 2},
+    "3 uneven replicas": {"replicas": 3, "gradient_accumulation_count": 2, "micro_batches": 5},
     "4 replicas": {"replicas": 4},
     "2 replicas, sharded optimizer state": {"replicas": 2, "gradient_accumulation_count": 2, "rts": True},
     "2 replicas, batch-norm span of 2": {"replicas": 2, "bn_span": 2, "gradient_accumulation_count": 2},
@@ -157,13 +157,6 @@ def test_a_native_run_rounds_its_weights_and_says_what_it_does_not_emulate(tmp_p
     (checkpoint,) = (tmp_path / "run/checkpoints").glob("step-*/model.safetensors")
     weights = [value for name, value in load_file(checkpoint).items() if name.endswith(("weight", "bias"))]
     assert weights and all(torch.equal(value, value.half().float()) for value in weights)
-
-
-def run_command(folder, *words, **environment):
-    """Run the command in a new interpreter, in which torch loads the device by its entry point."""
-    environment = {**os.environ, **virtual_accelerator.ENVIRONMENT, **environment}
-    words = [sys.executable, "-m", "convolve", *map(str, words)]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 SMALL = ["--config", "lenet-digits", "--epochs", 1, "--batch-size", 100, "--threads", 1]

@@ -4,12 +4,16 @@ import json
 import re
 from importlib import import_module, metadata, resources
 
+import pytest
+import torch
+
 from convolve.cli.doctor import run
+from convolve.doctor import checks, device_test
 from convolve.kernels import build
 from convolve.loggers.base import SilentConsole
 
-# The function `convolve.doctor` has the name of the module.
-doctor = import_module("convolve.doctor")
+# The function `convolve.doctor` has the name of the package.
+doctor = import_module("convolve.doctor.machine")
 
 
 def test_every_extra_is_looked_for_with_all_of_its_packages():
@@ -46,3 +50,23 @@ def test_a_c_file_that_does_not_compile_is_reported_with_the_reason(monkeypatch)
     native = doctor.run(SilentConsole()).native
     assert "cc: no" in native["layers"].split("; ")
     assert "cc: no" not in native["pictures"]
+
+
+def test_a_failed_check_of_a_device_is_in_the_report_and_in_the_exit_code(monkeypatch, capsys):
+    findings = [checks.Finding("train", "ok", "accuracy 90.0%"), checks.Finding("restore", "failed", "no such device")]
+    found = device_test.DeviceTest("cpu", "a CPU", 1, "gloo", 7.0, 1, findings)
+    monkeypatch.setattr(doctor, "PROBES", [])
+    monkeypatch.setattr(device_test, "run", lambda name, console, seconds: found)
+    assert run(["--device", "cpu"]) == 1
+    printed = capsys.readouterr().out
+    assert "self-test of cpu (a CPU), backend gloo: 1 of 2 checks failed, 7 s" in printed
+    assert re.search(r"^restore +failed +no such device$", printed, re.MULTILINE)
+    assert re.search(r"^engine torch +installed$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "ok"), (1.001, "ok"), (1.05, "failed"), (float("nan"), "failed")])
+def test_a_device_with_other_gradients_than_the_cpu_fails(monkeypatch, tmp_path, factor, status):
+    results = {"cpu": {"weight": torch.ones(3)}, "other": {"weight": factor * torch.ones(3)}}
+    monkeypatch.setattr(checks, "_gradients", lambda config: results[config.run.device])
+    (found,) = checks.check_gradients("other", tmp_path)
+    assert (found.check, found.status) == ("gradients", status)

@@ -16,6 +16,8 @@ the folder `autoload` has (`ENVIRONMENT`). A forked child calls `register`.
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).parent.parent
@@ -28,3 +30,10 @@ def register() -> None:
 
     tensors.register()
     collectives.register()
+
+
+def run_command(folder, *words, **environment):
+    """Run the command in a new interpreter, in which torch loads the device by its entry point."""
+    environment = {**os.environ, **ENVIRONMENT, **environment}
+    words = [sys.executable, "-m", "convolve", *map(str, words)]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)

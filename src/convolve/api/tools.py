@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from convolve.alignment.align import AlignPlan, AlignReport
     from convolve.checkpoint.convert import ConvertReport
-    from convolve.doctor import DoctorReport
+    from convolve.doctor.machine import DoctorReport
     from convolve.planning.plan import Hardware, Plan
     from convolve.serving.server import ServeOptions, ServerInfo
 
@@ -64,12 +65,24 @@ def align(
         return alignment.compare_runs(list(config), chosen, Path(output))
 
 
-def doctor(*, progress: bool | Console | None = False) -> DoctorReport:
-    """Check what works on this machine."""
-    with session(), open_progress(progress) as console:
-        from convolve.doctor import run
+def doctor(
+    *, device: str | None = None, seconds: float = 120.0, progress: bool | Console | None = False
+) -> DoctorReport:
+    """Check what works on this machine.
 
-        return run(console)
+    Args:
+        device: a device to test, or "auto": trains, restores, validates, communicates, compares with the CPU, measures.
+        seconds: limit of the test.
+    """
+    with session(), open_progress(progress) as console:
+        from convolve.doctor import machine
+
+        report = machine.run(console)
+        if device is None:
+            return report
+        from convolve.doctor import device_test
+
+        return replace(report, device_test=device_test.run(device, console, seconds))
 
 
 def convert(source: str | Path, target: str | Path) -> ConvertReport:

@@ -20,18 +20,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from convolve.distributed.collectives import Collectives
-from convolve.distributed.node_sum import AddFn, SumLayout, is_plain_pair, plain_add, sum_nodes
+from convolve.distributed.node_exchange import Finish, ProcessGroupTransport
+from convolve.distributed.node_sum import AddFn, SumLayout, plain_add
 from convolve.distributed.positions import Positions
 from convolve.distributed.shared_memory import open_shared_memory
 from convolve.numerics.execution import Execution
 from convolve.summation import Node, TreeSum
 
 BUCKET_BYTES = 10 << 20
-Finish = Callable[[], None]
 Gradients = list[Tensor | None]
 
 
@@ -316,41 +315,6 @@ class BucketedSum(GradientTree):
         self._sent, self._may_send = 0, False
         self.start(range(1), 1)
         return self.buckets[-1].payload
-
-
-class ProcessGroupTransport:
-    """Exchanges nodes through a process group, by the backend of their device."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def __call__(self, flats: list[Tensor], out: Tensor, nodes: list[list[Node]], add: AddFn) -> Finish:
-        if is_plain_pair(nodes, add):
-            return self._add_pair(out)
-        return self._gather(flats, out, nodes, add)
-
-    def _add_pair(self, flat: Tensor) -> Finish:
-        """A single addition has no order."""
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        assert work is not None, "an asynchronous operation has a handle"
-
-        def finish() -> None:
-            work.wait()
-
-        return finish
-
-    def _gather(self, flats: list[Tensor], out: Tensor, nodes: list[list[Node]], add: AddFn) -> Finish:
-        most = max(map(len, nodes))
-        own = torch.stack([*flats, *[out] * (most - len(flats))])
-        gathered = torch.empty(len(nodes), *own.shape, dtype=own.dtype, device=own.device)
-        work = dist.all_gather(list(gathered.unbind()), own, group=self._group, async_op=True)
-        assert work is not None, "an asynchronous operation has a handle"
-
-        def finish() -> None:
-            work.wait()
-            out.copy_(sum_nodes([list(replica.unbind()) for replica in gathered.unbind()], nodes, add))
-
-        return finish
 
 
 def build(

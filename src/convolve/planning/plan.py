@@ -16,7 +16,16 @@ from convolve.files import write_file
 from convolve.layers.batch_norm import StepStatistics
 from convolve.models.network import Network
 from convolve.numerics.formats import DEVICE_MODELS
-from convolve.planning.costs import Costs, calculate_costs, list_blocks, measure_costs, state_bytes, workload
+from convolve.planning.communication import Messages, list_messages
+from convolve.planning.costs import (
+    FLOAT32_BYTES,
+    Costs,
+    calculate_costs,
+    list_blocks,
+    measure_costs,
+    state_bytes,
+    workload,
+)
 from convolve.planning.memory import BlockCost, MemoryModel, StageMemory
 from convolve.planning.pipeline_sim import PipelineSchedule, draw_schedule
 from convolve.planning.step_time import (
@@ -71,7 +80,7 @@ class RunLength:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: its blocks, their costs, and the micro batches in flight."""
+    """One stage: its blocks, their costs, the micro batches in flight, and the messages of a step."""
 
     first_block: str
     last_block: str
@@ -83,6 +92,7 @@ class StagePlan:
     held_micro_batches: int
     memory: StageMemory
     memory_bytes: int
+    messages: tuple[Messages, ...]
 
 
 @dataclass(frozen=True)
@@ -164,8 +174,9 @@ def plan(config: Config, hardware: Hardware) -> tuple[Plan, PipelineSchedule]:
     schedule = layout.simulate(hardware.link())
     traffic = _count_traffic(config, hardware, layout)
     weight_bytes = layout.memory_model.state.weight_bytes
+    messages = list_messages(config, meta_model, layout.splits)
     step = predict_step(
-        layout, schedule, Replication(config.parallel.replicas, hardware.link(), costs.update, weight_bytes)
+        layout, schedule, Replication(config.parallel.replicas, hardware.link(), costs.update, FLOAT32_BYTES)
     )
     length = _measure_length(config)
     plan = Plan(
@@ -180,7 +191,7 @@ def plan(config: Config, hardware: Hardware) -> tuple[Plan, PipelineSchedule]:
         length=length,
         curve=trace(config),
         precision=f"{8 * layout.memory_model.state.compute_bytes}.{8 * weight_bytes}",
-        stages=tuple(_describe_stage(layout, index) for index in range(len(layout.stages))),
+        stages=tuple(_describe_stage(layout, index, sent) for index, sent in enumerate(messages)),
         passes=_describe_passes(layout, schedule),
         room=MemoryFit(limit, source, layout.fits, largest_batch(layout), tuple(suggest_changes(config, layout))),
         traffic=traffic,
@@ -237,7 +248,7 @@ def _choose_layout(
     return layout.rebalanced(parallel.shards) if splits is None else layout.split_at(splits)
 
 
-def _describe_stage(layout: Layout, index: int) -> StagePlan:
+def _describe_stage(layout: Layout, index: int, messages: Sequence[Messages]) -> StagePlan:
     works, memory = layout.stages[index], layout.memory(index)
     return StagePlan(
         first_block=works[0].block.name,
@@ -250,6 +261,7 @@ def _describe_stage(layout: Layout, index: int) -> StagePlan:
         held_micro_batches=layout.in_flight(index),
         memory=memory,
         memory_bytes=memory.total,
+        messages=tuple(messages),
     )
 
 
@@ -259,8 +271,7 @@ def _describe_passes(layout: Layout, schedule: PipelineSchedule) -> PipelineEsti
 
 
 def _count_traffic(config: Config, hardware: Hardware, layout: Layout) -> CommEstimate:
-    weight_bytes = layout.memory_model.state.weight_bytes
-    summed = weight_bytes * max(sum(work.block.trained for work in stage) for stage in layout.stages)
+    summed = FLOAT32_BYTES * max(sum(work.block.trained for work in stage) for stage in layout.stages)
     link = hardware.link()
     return CommEstimate(summed, round(ring_bytes(summed, config.parallel.replicas)), link.latency, link.bandwidth)
 

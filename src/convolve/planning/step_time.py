@@ -38,6 +38,8 @@ class Link:
         return 2 * (members - 1) * self.message(size / members)
 
 
+# Activations and gradients are sent in fp32 in every number format.
+ACTIVATION_BYTES = 4
 # Defaults: shared memory within a host, 10 Gbit/s Ethernet between hosts.
 MEMORY = Link(20e-6, 4e9)
 ETHERNET = Link(50e-6, 1.25e9)
@@ -99,13 +101,13 @@ class Layout:
 
     def simulate(self, link: Link) -> PipelineSchedule:
         """Return the schedule of one step, with the messages between stages."""
-        samples, width = self.memory_model.workload.samples, self.memory_model.state.compute_bytes
+        samples = self.memory_model.workload.samples
         following = (*self.stages[1:], ())
         times = [
             StageTime(
                 sum(work.forward for work in stage),
                 sum(work.backward for work in stage),
-                link.message(samples * width * after[0].block.input_values) if after else 0.0,
+                link.message(ACTIVATION_BYTES * samples * after[0].block.input_values) if after else 0.0,
             )
             for stage, after in zip(self.stages, following, strict=True)
         ]

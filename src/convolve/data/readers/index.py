@@ -1,14 +1,12 @@
 """File, offset, length and label of every sample of a split, built once and cached.
 
 With an index every sample is random-access, even inside a tar or a TFRecord. An index belongs to the exact files that
-it was built from: their names, sizes and times are hashed into it, and it is rebuilt when they differ.
+it was built from: their names, sizes and times are hashed into it, and it is rebuilt when they differ. A cached index
+is mapped into memory, so the processes of a host share it.
 """
 
 import hashlib
-import json
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +20,9 @@ from convolve import device
 from convolve.data.dataset import Images, Labels, Skipped
 from convolve.data.loader.decoding import EncodedImages
 from convolve.data.readers.locations import SampleLocation, SkippedEntries
+from convolve.data.readers.mapped_arrays import map_arrays, write_arrays
 from convolve.data.readers.shards import ArchiveKind, ShardIndexer
+from convolve.data.readers.texts import Texts
 from convolve.download import Progress
 from convolve.errors import DataError
 from convolve.files import atomic_file
@@ -30,7 +30,7 @@ from convolve.kernels.jpeg import Jpeg, read_jpegs
 from convolve.rng import Indices
 
 WHOLE_FILE = -1
-_FORMAT = "convolve index 2"
+_FORMAT = "convolve index 3"
 _LARGEST_SAMPLE = 1 << 30
 _USUAL_SAMPLE = 1 << 18
 
@@ -40,10 +40,10 @@ class Index(EncodedImages):
     """A reader of indexed files: rows of `places` are file number, offset and length in a file below `root`."""
 
     root: Path
-    files: tuple[str, ...]
+    files: Texts
     places: npt.NDArray[np.int64]
     labels: Labels
-    names: tuple[str, ...]
+    names: Texts
     boxes: npt.NDArray[np.float32]
     box_starts: npt.NDArray[np.int64]
     skipped: tuple[Skipped, ...] = ()
@@ -92,11 +92,19 @@ class Index(EncodedImages):
         return self.boxes[self.box_starts[row] : self.box_starts[row + 1]]
 
     def take(self, rows: Indices) -> "Index":
-        objects = [self.objects(row) for row in rows.tolist()]
-        starts = np.cumsum([0, *map(len, objects)])
-        boxes = np.concatenate([np.empty((0, 4), np.float32), *objects])
-        names = tuple(self.names[row] for row in rows.tolist())
-        return Index(self.root, self.files, self.places[rows], self.labels[rows], names, boxes, starts, self.skipped)
+        counts, firsts = np.diff(self.box_starts)[rows], self.box_starts[:-1][rows]
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        boxes = self.boxes[np.repeat(firsts - starts[:-1], counts) + np.arange(starts[-1])]
+        return Index(
+            self.root,
+            self.files,
+            self.places[rows],
+            self.labels[rows],
+            self.names.take(rows),
+            boxes,
+            starts,
+            self.skipped,
+        )
 
 
 def make_index(
@@ -106,12 +114,13 @@ def make_index(
     locations = list(samples)
     if not locations:
         raise DataError(f"{root}: contains no image; get a complete copy")
+    packed, names = Texts.pack(files), [sample.name for sample in locations]
     return Index(
         root,
-        tuple(files),
+        packed,
         np.array([(sample.file, sample.offset, sample.length) for sample in locations], np.int64),
         np.array([sample.label for sample in locations], np.int64),
-        tuple(sample.name for sample in locations),
+        packed if names == list(files) else Texts.pack(names),
         np.array([box for sample in locations for box in sample.boxes], np.float32).reshape(-1, 4),
         np.cumsum([0, *(len(sample.boxes) for sample in locations)]).astype(np.int64),
         skipped.listed() if skipped else (),
@@ -136,6 +145,7 @@ def load_or_build(root: Path, name: str, expected: str, build: Callable[[], Inde
     if index is None:
         index = build()
         _store(index, path, expected)
+        index = _load(path, root, expected) or index  # which is smaller
     return index
 
 
@@ -158,65 +168,58 @@ def index_shards(root: Path, shards: Sequence[Path], name: str, kind: ArchiveKin
 
 def _cache_path(root: Path, name: str) -> Path:
     key = hashlib.sha256(f"{root.resolve()}\0{name}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return device.cache_folder() / "indexes" / f"{key}.npz"
-
-
-def _pack(texts: Sequence[str]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer("\0".join(texts).encode("utf-8", "surrogateescape"), np.uint8)
-
-
-def _unpack(packed: npt.NDArray[np.uint8]) -> tuple[str, ...]:
-    return tuple(packed.tobytes().decode("utf-8", "surrogateescape").split("\0"))
-
-
-def _load_json(packed: npt.NDArray[np.uint8]) -> Any:
-    return json.loads(_unpack(packed)[0])
+    return device.cache_folder() / "indexes" / f"{key}.index"
 
 
 def _store(index: Index, path: Path, signature: str) -> None:
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "files": index.files.encoded,
+        "file_ends": index.files.ends,
+        "places": index.places,
+    }
+    arrays |= {"labels": index.labels, "boxes": index.boxes, "box_starts": index.box_starts}
+    if index.names is not index.files:
+        arrays |= {"names": index.names.encoded, "name_ends": index.names.ends}
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as draft:
-            np.savez(
-                draft,
-                stamp=_pack([signature]),
-                files=_pack(index.files),
-                places=index.places,
-                labels=index.labels,
-                names=_pack(index.names),
-                boxes=index.boxes,
-                box_starts=index.box_starts,
-                skipped=_pack([json.dumps(index.skipped)]),
-            )
+            write_arrays(draft, {"signature": signature, "skipped": index.skipped}, arrays)
+        path.with_suffix(".npz").unlink(missing_ok=True)  # of earlier versions
 
 
 def _load(path: Path, root: Path, signature: str) -> Index | None:
     """Return the cached index, or None if it is absent, damaged or of other files."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if _unpack(stored["stamp"]) != (signature,):
-                return None
-            index = Index(
-                root,
-                _unpack(stored["files"]),
-                stored["places"],
-                stored["labels"],
-                _unpack(stored["names"]),
-                stored["boxes"],
-                stored["box_starts"],
-                tuple((str(reason), int(count), str(first)) for reason, count, first in _load_json(stored["skipped"])),
-            )
-    except (OSError, ValueError, KeyError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error):
+        values, stored = map_arrays(path)
+        if values["signature"] != signature:
+            return None
+        files = Texts(stored["files"], stored["file_ends"])
+        index = Index(
+            root,
+            files,
+            stored["places"],
+            stored["labels"].copy(),
+            Texts(stored["names"], stored["name_ends"]) if "names" in stored else files,
+            stored["boxes"],
+            stored["box_starts"],
+            tuple((str(reason), int(count), str(first)) for reason, count, first in values["skipped"]),
+        )
+        return index if _is_valid(index) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return index if _is_valid(index) else None
 
 
 def _is_valid(index: Index) -> bool:
     count = len(index.labels)
     return (
         index.places.shape == (count, 3)
+        and index.files.is_valid
+        and index.names.is_valid
         and len(index.names) == count
-        and len(index.box_starts) == count + 1
+        and index.box_starts.shape == (count + 1,)
+        and index.boxes.shape == (index.box_starts[-1], 4)
+        and index.box_starts[0] == 0
+        and bool((np.diff(index.box_starts) >= 0).all())
         and bool((index.places[:, 0] < len(index.files)).all())
         and bool((index.places[:, :2] >= 0).all())
     )

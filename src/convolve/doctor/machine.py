@@ -1,14 +1,19 @@
-"""`convolve doctor`: what works on this machine and what does not."""
+"""What works on this machine and what does not."""
 
 import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from convolve import __version__, device
+from convolve.inference.engines.base import ENGINES, is_installed
 from convolve.kernels import binding, build
 from convolve.loggers.base import Console
+
+if TYPE_CHECKING:
+    from convolve.doctor.device_test import DeviceTest
 
 EXTRAS = {
     "logs": ("tensorboard", "wandb"),
@@ -46,6 +51,8 @@ class DoctorReport:
     abilities: list[device.Capability]
     native: dict[str, str]
     extras: dict[str, bool]
+    engines: dict[str, bool]
+    device_test: "DeviceTest | None" = None
 
 
 def run(console: Console) -> DoctorReport:
@@ -72,6 +79,7 @@ def run(console: Console) -> DoctorReport:
         abilities=abilities,
         native={what: _try_native(files, options) for what, (files, options) in NATIVE.items()},
         extras={extra: all(find_spec(module) for module in modules) for extra, modules in EXTRAS.items()},
+        engines={engine: is_installed(engine) for engine in ENGINES},
     )
 
 

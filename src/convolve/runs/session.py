@@ -357,7 +357,7 @@ def train(
         folder = Path(
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
-        with lock_run(folder, collectives), discard_failed_start(folder), user.in_use():
+        with lock_run(folder, collectives), discard_failed_start(folder, collectives), user.in_use():
             session = open_session(config, folder, console, collectives, user)
             session.hooks = hooks or session.hooks
             session.outputs.write_recipe(recipe)

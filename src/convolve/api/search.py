@@ -87,6 +87,7 @@ def _measure(config: Config, user: Any, rates: Sequence[float]) -> list[float]:
     from convolve.engine.build import build, build_initial_model, build_numerics, open_data, run_span
     from convolve.engine.step import train_step
     from convolve.loggers.base import SilentConsole
+    from convolve.runs.teacher import add_teacher
 
     device.configure(config.run.threads)
     data = open_data(config, SilentConsole(), user)
@@ -102,6 +103,7 @@ def _measure(config: Config, user: Any, rates: Sequence[float]) -> list[float]:
             model=build_initial_model(config, data, SilentConsole(), user),
             user=user,
         )
+        parts = add_teacher(config, data, parts)
         state.model.train()
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = data.train_loader().step_batches(config.run.seed, 0, *sizes)

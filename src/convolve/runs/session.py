@@ -64,6 +64,7 @@ from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_skipped_entries
 from convolve.runs.outputs import NullOutputs, RunOutputs
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
+from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Session:
         self.restored_step = self.state.step
         self.weights = read_provenance(metadata.get("weights"))
         require_loss(metadata.get("loss"), self.user.loss)
+        require_same_teacher(self.config, metadata.get("teacher"))
         before, now = snapshot.count("native_layers", 0), len(self.parts.native_layers)
         if before != now:
             console.info(
@@ -154,8 +156,7 @@ class Session:
         parts = announce_slow_steps(parts, self.console.info, self._end() - state.samples, config)
         with stop_on_signals(self.hooks.stop) as stop:
             event = fit(state, batches, parts, build_callbacks(self, log), total=self._end(), stop=stop, timer=timer)
-        if event and event.stopped_early:
-            self.stopped_early = event.stopped_early
+        self.stopped_early = (event and event.stopped_early) or self.stopped_early
         weights = self._gather_weights()
         stopped_by = stop.signal or stop.reason or (signal.SIGTERM if event and event.stopped else None)
         result = None if stopped_by else self._test_result(event)
@@ -190,6 +191,7 @@ class Session:
             "transform": self.data.transform.to_json(),
             "native_layers": len(self.parts.native_layers),
             **({"weights": self.weights} if self.weights else {}),
+            **describe_teacher(self.config),
             **({} if self.user.loss is None else {"loss": name_of(self.user.loss)}),
             "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
@@ -319,7 +321,7 @@ def open_session(
         span=span,
         numerics=numerics,
         state=state,
-        parts=parts,
+        parts=add_teacher(config, data, parts),
         parameters=parameters,
         started=started,
         user=user,

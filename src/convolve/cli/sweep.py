@@ -15,11 +15,12 @@ from convolve.errors import ConfigError
 if TYPE_CHECKING:
     from convolve.api.sweep import SweepResult
 
-USAGE = "convolve sweep [PHOTOS] --grid OPTION=VALUE,VALUE ... [--option value ...]"
+USAGE = "convolve sweep [PHOTOS] --grid OPTION=VALUE,... [--option value ...]"
 EPILOG = """examples:
-  convolve sweep --grid learning-rate=0.01,0.1 batch-size=32,64 --config lenet-digits
+  convolve sweep --config lenet-digits --grid learning-rate=0.01,0.1
   convolve sweep flowers --grid learning-rate=1e-4,1e-3,1e-2 --halving 3
-  convolve sweep flowers ... --run-dir runs/flowers-sweep-1 --resume     continue after an interruption"""
+
+--run-dir FOLDER --resume with the same options continues after an interruption."""
 
 
 def run(argv: Sequence[str]) -> int:

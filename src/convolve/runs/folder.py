@@ -13,6 +13,7 @@ from convolve.directory import UnsafeFileError
 from convolve.distributed.collectives import Collectives
 from convolve.errors import CheckpointError, ConfigError, ConvolveError, DataError, ParallelError
 from convolve.files import describe_write_error, hold_lock, read_run_file, remove_quietly
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 from convolve.loggers.files import Points, read_points
 from convolve.run_files import (
     CHECKPOINTS_FOLDER,
@@ -194,6 +195,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "accuracy": (training, "accuracy"),
         "validation_loss": (validation, "loss"),
         "validation_accuracy": (validation, "accuracy"),
+        f"validation_{MEAN_AVERAGE_PRECISION}": (validation, MEAN_AVERAGE_PRECISION),
         "learning_rate": (training, "learning_rate"),
         "images_per_second": (training, "images_per_second"),
     }
@@ -202,7 +204,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         try:
             points = read_points(path, column)
         except ConvolveError:
-            points = []  # a line is being written at this moment
+            points = []  # no such column, or a line is being written at this moment
         curves[name] = points[:: max(1, -(-len(points) // MAX_POINTS))] + points[-1:]
     finished = (folder / SUMMARY_FILE).is_file()
     return {"name": folder.name, "finished": finished, "curves": curves}

@@ -22,9 +22,9 @@ from convolve.api.run import open as open
 from convolve.api.run import report as report
 from convolve.api.run import runs as runs
 from convolve.api.search import LRCurve as LRCurve
-from convolve.api.search import SweepResult as SweepResult
 from convolve.api.search import find_lr as find_lr
-from convolve.api.search import sweep as sweep
+from convolve.api.sweep import SweepResult as SweepResult
+from convolve.api.sweep import sweep as sweep
 from convolve.api.tools import align as align
 from convolve.api.tools import convert as convert
 from convolve.api.tools import doctor as doctor

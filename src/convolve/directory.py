@@ -180,7 +180,8 @@ def private_folder(root: Path, name: str) -> Path:
             continue
         if part not in (folder, Path(os.path.realpath(root))) or status.st_uid != os.geteuid():
             remedy = f"run `chmod go-{'rwx' if forbidden == 0o077 else 'w'} {part}` or set CONVOLVE_CACHE"
-            raise ConvolveError(f"{part}: other users can write there; {remedy}")
+            problem = "can write there" if status.st_mode & 0o022 else f"can read it, and {part.parent} is open to all"
+            raise ConvolveError(f"{part}: other users {problem}; {remedy}")
         part.chmod(0o700)
     return folder
 

@@ -11,6 +11,7 @@ summary.json                 figures of a finished run
 calibration.json             temperature that calibrates the probabilities
 samples.json                 sample images of each class
 report.html, curves.png, model.svg, bad-samples.txt, data-checks.csv, result_SEED.txt, model.onnx, wandb/run-id.txt
+sweep.json                   plan and ranking of a sweep, in a folder of run folders
 .claimed                     marks a new folder as taken; holds the lock while a run is in progress
 """
 
@@ -31,6 +32,7 @@ BAD_SAMPLES_FILE = "bad-samples.txt"
 DATA_CHECKS_FILE = "data-checks.csv"
 CALIBRATION_FILE = "calibration.json"
 SAMPLES_FILE = "samples.json"
+SWEEP_FILE = "sweep.json"
 WANDB_ID_FILE = "wandb/run-id.txt"
 LOCK_FILE = ".claimed"
 

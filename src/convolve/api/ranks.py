@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from io import BytesIO
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from convolve import plugins
 from convolve.errors import ConfigError, ConvolveError, ParallelError
@@ -43,31 +43,50 @@ class Job:
     user: UserCode
     changes: Changes | None = None
 
+    def work(self) -> TrainReport:
+        """Train as one rank."""
+        from convolve.runs import session
+
+        if self.changes is None:
+            return session.train(self.config, SilentConsole(), self.user)
+        return session.resume(self.folder, SilentConsole(), self.changes, self.user)
+
+
+class Work(Protocol):
+    """What another process does: `main` leaves the result, or the error, beside the file of the work."""
+
+    def work(self) -> object:
+        """Return a result that can be pickled."""
+
 
 class _Pickler(pickle.Pickler):
     """Rejects classes and functions that other processes cannot import."""
+
+    def __init__(self, buffer: BytesIO, option: str) -> None:
+        super().__init__(buffer)
+        self._option = option
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             where = "a notebook" if hasattr(sys, "ps1") or "ipykernel" in sys.modules else "the main program"
             raise ConfigError(
-                f"--replicas: {value.__qualname__} is defined in {where}, which other processes cannot import; "
+                f"{self._option}: {value.__qualname__} is defined in {where}, which other processes cannot import; "
                 "put it into a file"
             )
         return NotImplemented
 
 
-def encode(job: Job) -> bytes:
-    """Return a job with the import path of this process as one block of bytes."""
+def encode(job: Work, option: str = "--replicas") -> bytes:
+    """Return a job with the import path of this process as one block of bytes; `option` needs other processes."""
     buffer = BytesIO()
     paths = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
     buffer.write(json.dumps(paths).encode() + b"\n")
     try:
-        _Pickler(buffer).dump(plugins.loaded_code())
-        _Pickler(buffer).dump(job)
+        _Pickler(buffer, option).dump(plugins.loaded_code())
+        _Pickler(buffer, option).dump(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"--replicas: an object cannot be sent to other processes ({error}); put it into a file"
+            f"{option}: an object cannot be sent to other processes ({error}); put it into a file"
         ) from error
     return buffer.getvalue()
 
@@ -88,12 +107,17 @@ def run_ranks(job: Job, console: Console, stop: StopRequest) -> TrainReport:
         world = job.config.parallel.processes
         code = start_processes(world, [str(path)], module="convolve.api.ranks", on_poll=poll)
         events.forward()
-        if (path.parent / _ERROR).is_file():
-            raise pickle.loads((path.parent / _ERROR).read_bytes())
-        if not (path.parent / _RESULT).is_file():
-            raise ParallelError(f"replicas: a process ended with exit code {code}; look above for its reason")
-        report: TrainReport = pickle.loads((path.parent / _RESULT).read_bytes())
+        report: TrainReport = take_result(path, "replicas", code)
     return report
+
+
+def take_result(path: Path, subject: str, code: int) -> Any:
+    """Return the result of the work in a file, whose process ended with this exit code, or raise its error."""
+    if (path.parent / _ERROR).is_file():
+        raise pickle.loads((path.parent / _ERROR).read_bytes())
+    if not (path.parent / _RESULT).is_file():
+        raise ParallelError(f"{subject}: a process ended with exit code {code}; look above for its reason")
+    return pickle.loads((path.parent / _RESULT).read_bytes())
 
 
 class _Events:
@@ -145,21 +169,13 @@ def main(path: Path) -> int:
     try:
         stream = BytesIO(payload)
         pickle.load(stream).load()
-        report = _work(pickle.load(stream))
+        report = pickle.load(stream).work()
     except BaseException as error:
         _leave(path.parent / _ERROR, _portable(error))
         return error.exit_code if isinstance(error, ConvolveError) else 1
     if is_rank_zero():
         _leave(path.parent / _RESULT, report)
     return 0
-
-
-def _work(job: Job) -> TrainReport:
-    from convolve.runs import session
-
-    if job.changes is None:
-        return session.train(job.config, SilentConsole(), job.user)
-    return session.resume(job.folder, SilentConsole(), job.changes, job.user)
 
 
 def _portable(error: BaseException) -> BaseException:

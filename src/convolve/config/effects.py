@@ -21,7 +21,7 @@ _IN_16_BITS = {
 
 def reject_ineffective(config: Config, given: Mapping[str, Any]) -> None:
     """Raise for the first of these options that has no effect in the config."""
-    for find in (_find_16_bit_options, _find_loss_scales, _find_momentum, find_ineffective):
+    for find in (_find_16_bit_options, _find_loss_scales, _find_momentum, _find_teacher, find_ineffective):
         for problem in find(config, given):
             raise ConfigError(problem)
 
@@ -69,3 +69,11 @@ def _find_momentum(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
     if "momentum" in given and momentum and optimizer in _WITHOUT_MOMENTUM:
         remedy = "use --adam-betas" if optimizer != "sgd" else "use --optimizer momentum or omit --momentum"
         yield f"--momentum {momentum:g} with --optimizer {optimizer}: has no effect; {remedy}"
+
+
+def _find_teacher(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
+    if config.optim.teacher is None:
+        for option in ("teacher_weight", "teacher_temperature"):
+            if option in given:
+                flag, value = option.replace("_", "-"), getattr(config.optim, option)
+                yield f"--{flag} {value:g}: has no effect; add --teacher RUN or omit it"

@@ -121,6 +121,9 @@ class OptimOptions(TypedDict, total=False):
     class_weights: Sequence[str]
     label_smoothing: float
     label_smoothing_over: Literal["all", "others"]
+    teacher: str | Path | None
+    teacher_weight: float
+    teacher_temperature: float
     ema_decay: float | None
     weight_avg_n: Sequence[int]
     weight_avg_exp: Sequence[float]

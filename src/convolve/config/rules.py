@@ -283,6 +283,14 @@ def _nothing_to_train(config: Config) -> None:
         raise ConfigError("--epochs 0: trains nothing; set more epochs, or add --fit-head to fit only the classifier")
 
 
+def _whole_model_for_teacher(config: Config) -> None:
+    if config.optim.teacher is not None and config.parallel.shards > 1:
+        raise ConfigError(
+            f"--teacher {config.optim.teacher} with --shards {config.parallel.shards}: needs the whole model in one "
+            "process; use --replicas instead of --shards"
+        )
+
+
 def _average_to_select(config: Config) -> None:
     if config.run.select_ema and config.optim.ema_decay is None:
         raise ConfigError("--select-ema: has no effect; add --ema-decay")
@@ -301,6 +309,7 @@ FINE_TUNING_RULES = (
     _layer_decay_without_lars,
     _head_in_one_process,
     _nothing_to_train,
+    _whole_model_for_teacher,
     _average_to_select,
     _validations_for_patience,
 )

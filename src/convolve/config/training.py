@@ -97,6 +97,13 @@ class OptimConfig(Section):
         "all",
         description="classes that label smoothing covers: all K, or the K - 1 others (Graphcore's TensorFlow code)",
     )
+    teacher: Path | None = Field(None, description="run or checkpoint whose probabilities are learned (distillation)")
+    teacher_weight: float = Field(
+        0.5, gt=0, le=1, description="with --teacher: weight of its loss; the labels have the rest"
+    )
+    teacher_temperature: float = Field(
+        2.0, gt=0, description="with --teacher: divides the logits of both models, so small probabilities count more"
+    )
     ema_decay: float | None = Field(
         None, ge=0, lt=1, description="keep and validate a running average of the weights with this decay per step"
     )

@@ -31,6 +31,17 @@ class ForwardBackwardFn(Protocol):
         """Process all micro batches of one step."""
 
 
+class TeacherFn(Protocol):
+    """Adds the loss of distillation to the loss of the labels, both summed over a micro batch."""
+
+    def __call__(self, loss: Tensor, logits: Tensor, images: Tensor) -> Tensor: ...
+
+
+def no_teacher(loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
+    """Return the loss of the labels."""
+    return loss
+
+
 @dataclass(frozen=True)
 class PassContext:
     """Context of every pass; with `identical_seeding` every replica draws as if it were the first.
@@ -81,6 +92,7 @@ class ForwardBackward:
     metrics: Metrics = field(default_factory=NullMetrics)
     verification: Verification = field(default_factory=NoVerification)
     pace: Pace = field(default_factory=NoPace)
+    teacher: TeacherFn = no_teacher
 
     def run(self, batch: StepBatch, step: int, scale: float) -> None:
         context = self.context
@@ -90,13 +102,16 @@ class ForwardBackward:
             for micro_batch in batch.micro_batches:
                 context.start_backward(micro_batch, batch)
                 with context.micro_batch(micro_batch, batch, step):
-                    logits = context.execution.forward(self.model, micro_batch.images)
-                    loss = self.loss(logits, micro_batch.targets)
+                    loss, logits = self._forward(micro_batch)
                     torch.autograd.backward(loss / (batch.used_samples / scale))
                 self._verify(micro_batch, batch, step, scale, loss.detach())
                 context.end_backward(micro_batch, batch)
                 self.metrics.update(loss.detach(), logits.detach(), micro_batch.labels)
                 self.pace.on_micro_batch(len(batch.micro_batches))
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        logits = self.context.execution.forward(self.model, batch.images)
+        return self.teacher(self.loss(logits, batch.targets), logits, batch.images), logits
 
     def _verify(self, micro_batch: MicroBatch, batch: StepBatch, step: int, scale: float, loss: Tensor) -> None:
         def first() -> PassResults:
@@ -104,7 +119,7 @@ class ForwardBackward:
 
         def again() -> PassResults:
             with without_side_effects(self.model), self.context.repeated(micro_batch, batch, step):
-                second = self.loss(self.context.execution.forward(self.model, micro_batch.images), micro_batch.targets)
+                second, _ = self._forward(micro_batch)
                 names, parameters = zip(*self._trained(), strict=True)
                 # Unlike a backward pass, this leaves the gradients of the parameters and their hooks alone.
                 gradients = torch.autograd.grad(second / (batch.used_samples / scale), parameters, allow_unused=True)
@@ -119,6 +134,12 @@ class ForwardBackward:
 def with_pace(passes: ForwardBackwardFn, pace: Pace) -> ForwardBackwardFn:
     """Return the passes with their progress reported; a pipeline, whose micro batches overlap, reports none."""
     return replace(passes, pace=pace) if isinstance(passes, ForwardBackward) else passes
+
+
+def with_teacher(passes: ForwardBackwardFn, teacher: TeacherFn) -> ForwardBackwardFn:
+    """Return the passes of a whole model that learn from a teacher."""
+    assert isinstance(passes, ForwardBackward), "a rule rejects stages"
+    return replace(passes, teacher=teacher)
 
 
 @dataclass(frozen=True, kw_only=True)

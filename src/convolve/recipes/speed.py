@@ -16,6 +16,7 @@ from convolve.engine.build import build, build_numerics, open_data, run_span
 from convolve.engine.step import train_step
 from convolve.loggers.base import SilentConsole
 from convolve.runs.clock import elapsed_seconds
+from convolve.runs.teacher import add_teacher
 from convolve.transfer.features import PASS, FeatureExtractor
 
 IMAGES = 16
@@ -39,6 +40,7 @@ def measure_photos(config: Config) -> PhotoTime:
     data = open_data(small, SilentConsole())
     numerics = build_numerics(small, data.device, run_span(small, data), folder=Path())
     state, parts = build(config=small, data=data, collectives=SingleProcess(), numerics=numerics)
+    parts = add_teacher(small, data, parts)
     extractor = FeatureExtractor(state.model, data, SilentConsole().progress)
     batches = data.train_loader().step_batches(small.run.seed, 0, IMAGES, IMAGES)
     state.model.train()

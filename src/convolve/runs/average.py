@@ -5,7 +5,7 @@ training images, unless `--statistics averaged` is given. The arithmetic of aver
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,12 +21,13 @@ from convolve.data.build import DataModule, load_dataset
 from convolve.data.loader.loader import Loader
 from convolve.engine.build import match_training_numerics
 from convolve.engine.evaluate import eval_mode
+from convolve.engine.state import load_weights
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import CheckpointError, ConfigError
 from convolve.layers.batch_norm import StepStatistics
 from convolve.loggers.base import Console, ValidationRecord
 from convolve.numerics.execution import Execution
-from convolve.run_files import step_of
+from convolve.run_files import AVERAGES_FOLDER, step_of
 from convolve.runs.load import TrainedModel, load_trained
 from convolve.runs.validate import validate_one
 
@@ -82,13 +83,12 @@ def average(
 ) -> AverageReport:
     """Average the checkpoints of a run, measure batch-norm statistics, save and validate the result."""
     paths = choose_checkpoints(find_checkpoints(folder), recipe)
-    saved = save_average_of(folder, paths, recipe, name)
-    trained = load_trained(saved, user=user)
+    trained = load_trained(paths[-1], user=user)
     config = trained.config
     device.configure(config.run.threads)
     dataset = load_dataset(config, console, user.data)
     data = DataModule(dataset, trained.transform, device.select(config.run.device), config.data, user.augment)
-    return finish_average(saved, paths, recipe, trained, data)
+    return _save_average(folder / AVERAGES_FOLDER / (name or recipe.name), paths, recipe, trained, data)
 
 
 def choose_checkpoints(paths: list[Path], recipe: AverageRecipe) -> list[Path]:
@@ -105,13 +105,11 @@ def choose_checkpoints(paths: list[Path], recipe: AverageRecipe) -> list[Path]:
     return chosen
 
 
-def save_average_of(folder: Path, paths: list[Path], recipe: AverageRecipe, name: str | None = None) -> Path:
-    """Compute an average and save it in the run folder."""
+def _compute(paths: list[Path], recipe: AverageRecipe) -> Snapshot:
     newest = load(paths[-1])
     weights = _ema_weights(newest, paths[-1]) if recipe.mode == "ema" else _blend(paths, recipe)
     metadata: dict[str, object] = {"averaged": [path.name for path in paths], "averaging": recipe.name}
-    snapshot = replace_weights(newest, weights, metadata)
-    return save_average(folder, name or recipe.name, snapshot)
+    return replace_weights(newest, weights, metadata)
 
 
 def _blend(paths: list[Path], recipe: AverageRecipe) -> dict[str, torch.Tensor]:
@@ -125,10 +123,14 @@ def _ema_weights(newest: Snapshot, path: Path) -> dict[str, torch.Tensor]:
     return {**newest.tensors["model"], **newest.tensors["averages"]}
 
 
-def finish_average(
-    saved: Path, paths: list[Path], recipe: AverageRecipe, trained: TrainedModel, data: DataModule
+def _save_average(
+    target: Path, paths: list[Path], recipe: AverageRecipe, newest: TrainedModel, data: DataModule
 ) -> AverageReport:
-    """Measure the batch-norm statistics of an average if requested, and validate it."""
+    """Compute an average, measure its batch-norm statistics if requested, validate it, and save it last: what is saved
+    is complete. The model of the newest checkpoint gets its weights."""
+    snapshot = _compute(paths, recipe)
+    load_weights(newest.model, snapshot)
+    trained = replace(newest, path=target)
     statistics = "none"
     if batch_norms(trained.model):
         # A running average includes the statistics, which match its weights closely.
@@ -136,15 +138,12 @@ def finish_average(
     if statistics == "measured":
         execution = match_training_numerics(trained.config, trained.model, data.device)
         reestimate_batch_norm(trained.model, data.train_loader(), trained.config.run.seed, execution)
-        snapshot = load(saved)
-        snapshot.tensors["model"] = dict(trained.model.state_dict())
-        save_average(saved.parent.parent, saved.name, snapshot)
+        snapshot.tensors["model"] = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
     record = validate_one(trained, data, fit=True)
     if record.labels:
-        snapshot = load(saved)
         snapshot.state["thresholds"] = [score.threshold for score in record.labels]
-        save_average(saved.parent.parent, saved.name, snapshot)
-    return AverageReport(saved, [path.name for path in paths], statistics, record)
+    save_average(target.parent.parent, target.name, snapshot)
+    return AverageReport(target, [path.name for path in paths], statistics, record)
 
 
 def batch_norms(model: nn.Module) -> list[StepStatistics]:
@@ -194,6 +193,6 @@ def average_at_end(
     reports = []
     for name, recipe in recipes:
         chosen = choose_checkpoints(paths, recipe)
-        saved = save_average_of(folder, chosen, recipe, name)
-        reports.append(finish_average(saved, chosen, recipe, load_trained(saved, user=user), data))
+        newest = load_trained(chosen[-1], user=user)
+        reports.append(_save_average(folder / AVERAGES_FOLDER / name, chosen, recipe, newest, data))
     return reports

@@ -1,7 +1,7 @@
 """Temperature of a run: the number that, dividing its logits, makes its probabilities match its accuracy.
 
 Training fits it on the images that select the best checkpoint and stores it in the run folder, so probabilities can be
-calibrated without the data. `convolve report` of a run without it reads only the test split, and fits it there:
+calibrated without the data. `convolve report` does the same for a run without it:
 
     p_i = softmax(logits / T)_i = softmax(log(q) / T)_i    for the probabilities q of T = 1
 """

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,18 @@ from convolve.config import Config, RunConfig
 from convolve.config.loading import read_saved
 from convolve.directory import UnsafeFileError
 from convolve.distributed.collectives import Collectives
-from convolve.errors import CheckpointError, ConfigError, ConvolveError, ParallelError
-from convolve.files import describe_write_error, hold_lock, read_run_file
+from convolve.errors import CheckpointError, ConfigError, ConvolveError, DataError, ParallelError
+from convolve.files import describe_write_error, hold_lock, read_run_file, remove_quietly
+from convolve.label_scores import MEAN_AVERAGE_PRECISION
 from convolve.loggers.files import Points, read_points
-from convolve.run_files import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
+from convolve.run_files import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    LOCK_FILE,
+    SUMMARY_FILE,
+    TRAINING_FILE,
+    VALIDATION_FILE,
+)
 
 
 def create_run_dir(config: RunConfig, name: str) -> Path:
@@ -38,16 +46,34 @@ def create_run_dir(config: RunConfig, name: str) -> Path:
 
 
 @contextmanager
-def discard_failed_start(folder: Path) -> Iterator[None]:
-    """Remove a new run folder if the block fails before it has written anything of a run."""
+def discard_failed_start(folder: Path, collectives: Collectives) -> Iterator[None]:
+    """Remove the folder of a new run if the block fails before the run has begun.
+
+    Nothing is lost if the folder is empty, or if data or options are wrong before the first log point and the first
+    checkpoint. Runs that were interrupted or have diverged stay.
+    """
     try:
         yield
-    except BaseException:
-        with suppress(OSError):
-            if {entry.name for entry in folder.iterdir()} <= {LOCK_FILE}:
-                (folder / LOCK_FILE).unlink(missing_ok=True)
-                folder.rmdir()
+    except BaseException as error:
+        wrong = isinstance(error, ConfigError | DataError)
+        if collectives.is_rank_zero and not (_has_begun(folder) if wrong else _has_files(folder)):
+            remove_quietly(folder)
         raise
+
+
+def _has_files(folder: Path) -> bool:
+    try:
+        return not {entry.name for entry in folder.iterdir()} <= {LOCK_FILE}
+    except OSError:
+        return True
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether a run has a checkpoint or a log point; a folder that cannot be read may have one."""
+    try:
+        return any((folder / CHECKPOINTS_FOLDER).glob("*")) or bool(read_points(folder / TRAINING_FILE, "step"))
+    except (OSError, ConvolveError):
+        return True
 
 
 def _create_exactly(folder: Path, *, claimed: bool) -> Path:
@@ -169,6 +195,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "accuracy": (training, "accuracy"),
         "validation_loss": (validation, "loss"),
         "validation_accuracy": (validation, "accuracy"),
+        f"validation_{MEAN_AVERAGE_PRECISION}": (validation, MEAN_AVERAGE_PRECISION),
         "learning_rate": (training, "learning_rate"),
         "images_per_second": (training, "images_per_second"),
     }
@@ -177,7 +204,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         try:
             points = read_points(path, column)
         except ConvolveError:
-            points = []  # a line is being written at this moment
+            points = []  # no such column, or a line is being written at this moment
         curves[name] = points[:: max(1, -(-len(points) // MAX_POINTS))] + points[-1:]
     finished = (folder / SUMMARY_FILE).is_file()
     return {"name": folder.name, "finished": finished, "curves": curves}

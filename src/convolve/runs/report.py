@@ -111,7 +111,8 @@ def report(
         user = users[number] if users else NO_USER_CODE
         trained = load_trained(choose_checkpoint(folder), user=user)
         device.configure(trained.config.run.threads)
-        data = open_run_data(trained, console, train=False)
+        # Images that select may be a part of the training images.
+        data = open_run_data(trained, console, train=read_calibration(folder) is None)
         predictions = labels = None
         if trained.task == "multi-label":
             labels = _score_labels(trained, data)

@@ -64,6 +64,7 @@ from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_skipped_entries
 from convolve.runs.outputs import NullOutputs, RunOutputs, name_best
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
+from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Session:
         self.restored_step = self.state.step
         self.weights = read_provenance(metadata.get("weights"))
         require_loss(metadata.get("loss"), self.user.loss)
+        require_same_teacher(self.config, metadata.get("teacher"))
         before, now = snapshot.count("native_layers", 0), len(self.parts.native_layers)
         if before != now:
             console.info(
@@ -154,8 +156,7 @@ class Session:
         parts = announce_slow_steps(parts, self.console.info, self._end() - state.samples, config)
         with stop_on_signals(self.hooks.stop) as stop:
             event = fit(state, batches, parts, build_callbacks(self, log), total=self._end(), stop=stop, timer=timer)
-        if event and event.stopped_early:
-            self.stopped_early = event.stopped_early
+        self.stopped_early = (event and event.stopped_early) or self.stopped_early
         weights = self._gather_weights()
         stopped_by = stop.signal or stop.reason or (signal.SIGTERM if event and event.stopped else None)
         result = None if stopped_by else self._test_result(event)
@@ -192,6 +193,7 @@ class Session:
             "transform": self.data.transform.to_json(),
             "native_layers": len(self.parts.native_layers),
             **({"weights": self.weights} if self.weights else {}),
+            **describe_teacher(self.config),
             **({} if self.user.loss is None else {"loss": name_of(self.user.loss)}),
             "versions": {"convolve": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
@@ -322,7 +324,7 @@ def open_session(
         span=span,
         numerics=numerics,
         state=state,
-        parts=parts,
+        parts=add_teacher(config, data, parts),
         parameters=parameters,
         started=started,
         user=user,
@@ -360,7 +362,7 @@ def train(
         folder = Path(
             collectives.broadcast_str(str(create_run_dir(config.run, config.name)) if collectives.is_rank_zero else "")
         )
-        with lock_run(folder, collectives), discard_failed_start(folder), user.in_use():
+        with lock_run(folder, collectives), discard_failed_start(folder, collectives), user.in_use():
             session = open_session(config, folder, console, collectives, user)
             session.hooks = hooks or session.hooks
             session.outputs.write_recipe(recipe)

@@ -145,6 +145,16 @@ def test_a_cache_that_others_can_write_to_is_made_private(compiled, cache):
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in (cache, cache / "native")] == [0o700, 0o700]
 
 
+def test_a_readable_folder_below_one_that_is_open_to_all_is_named_with_a_remedy(cache, monkeypatch):
+    (cache / "tmp" / "mine").mkdir(parents=True)
+    (cache / "tmp").chmod(0o1777)
+    (cache / "tmp" / "mine").chmod(0o755)
+    monkeypatch.setenv("CONVOLVE_CACHE", str(cache / "tmp" / "mine" / "cache"))
+    folder = cache / "tmp" / "mine"
+    problem = f"{folder}: other users can read it, and {folder.parent} is open to all"
+    assert build.load(FILE) == Unavailable(f"{problem}; run `chmod go-rwx {folder}` or set CONVOLVE_CACHE")
+
+
 def test_a_parent_that_others_can_write_to_is_named_with_a_remedy(cache, monkeypatch):
     parent = cache / "shared"
     parent.mkdir()

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import convolve
 from convolve.api.session import in_command
 from convolve.api.training import train_plan
 from convolve.checkpoint.store import find_best, load
@@ -23,7 +24,7 @@ from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 from convolve.recipes.photos import PhotoPlan, find_photos, plan_photos, run_name
 from convolve.recipes.speed import PhotoTime
-from convolve.run_files import CHECKPOINTS_FOLDER, RECIPE_FILE, VALIDATION_FILE
+from convolve.run_files import CALIBRATION_FILE, CHECKPOINTS_FOLDER, RECIPE_FILE, VALIDATION_FILE
 from convolve.runs.callbacks import reserved_seconds
 from convolve.runs.clock import count_from_now
 from convolve.runs.load import load_trained
@@ -152,6 +153,29 @@ def test_failed_start_leaves_no_folder(photos: Path, weights: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="--hold-out 1000"):
         train(photos, options(tmp_path / "run", weights, hold_out=1000))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_folder_in_which_every_photo_is_broken_leaves_no_folder(
+    photos: Path, weights: Path, tmp_path: Path, pretrained: bool
+) -> None:
+    for path in photos.rglob("*.jpg"):
+        path.write_bytes(b"\xff\xd8\xff broken")
+    given = options(tmp_path / "run", weights)
+    with pytest.raises(DataError, match="the most that --bad-samples-limit allows"):
+        train(photos, given if pretrained else {**given, "weights": None})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_fits_a_missing_temperature_on_the_photos_that_select(
+    photos: Path, weights: Path, tmp_path: Path
+) -> None:
+    train(photos, options(tmp_path / "run", weights, validation_fraction=0.2, report=True))
+    stored = (tmp_path / "run" / CALIBRATION_FILE).read_bytes()
+    assert json.loads(stored)["images"] != 12, "the number of test photos"
+    (tmp_path / "run" / CALIBRATION_FILE).unlink()
+    convolve.report(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / CALIBRATION_FILE).read_bytes()) == json.loads(stored)
 
 
 def test_missing_folder_and_folder_without_photos_are_errors(tmp_path: Path) -> None:

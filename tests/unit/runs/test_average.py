@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from convolve.checkpoint.store import find_checkpoints, load
-from convolve.errors import CheckpointError, ConfigError
+from convolve.errors import CheckpointError, ConfigError, DataError
 from convolve.loggers.base import SilentConsole
 from convolve.runs import average, session, validate
 from convolve.runs.average import AverageRecipe
@@ -69,6 +69,16 @@ def test_statistics_of_an_average_are_recomputed_for_its_weights(run_dir):
     state = trained.model.state_dict()
     assert torch.allclose(state["bn1.running_mean"], x.mean(dim=(0, 2, 3)), atol=1e-4)
     assert torch.allclose(state["bn1.running_var"], x.var(dim=(0, 2, 3)), rtol=0.02)
+
+
+def test_without_data_nothing_is_saved(run_dir, monkeypatch):
+    def fail(*_):
+        raise DataError("digits: not found")
+
+    monkeypatch.setattr(average, "load_dataset", fail)
+    with pytest.raises(DataError, match="digits: not found"):
+        average.average(run_dir, AverageRecipe("mean", 2), SilentConsole(), name="unmeasured")
+    assert not (run_dir / "averages" / "unmeasured").exists()
 
 
 def test_averages_at_the_end_are_stored_and_validated(run_dir):

@@ -25,6 +25,11 @@ function showError(error) {
   showMessage(error.message);
 }
 
+// A model of several labels per image predicts any number of them.
+const predicted = (prediction) => prediction.labels ?? [prediction.label];
+const headline = ({ labels, label, probability }) =>
+  labels ? labels.join(", ") || "no label" : `${label}, ${percent(probability)}`;
+
 // With few classes, bars stay in class order and do not jump while the user draws.
 function showBars(list, prediction, classes) {
   const entries = Object.entries(prediction.probabilities);
@@ -39,7 +44,7 @@ function showBars(list, prediction, classes) {
   }
   shown.forEach(([name, probability], index) => {
     const item = list.children[index];
-    item.classList.toggle("first", name === prediction.label);
+    item.classList.toggle("first", predicted(prediction).includes(name));
     item.querySelector(".name").textContent = name;
     item.querySelector(".name").title = name;
     item.querySelector(".fill").style.width = `${100 * probability}%`;
@@ -65,7 +70,7 @@ async function update() {
     try {
       const prediction = await classify(await drawing.blob(), "The drawing", { input: 1 });
       if (drawing.empty) { stale = true; continue; }
-      at("headline").textContent = `${prediction.label}, ${percent(prediction.probability)}`;
+      at("headline").textContent = headline(prediction);
       showBars(at("bars"), prediction, model().classes);
       at("input").src = prediction.input;
       at("input").hidden = false;
@@ -101,7 +106,7 @@ function showPrediction(item, file, used, prediction) {
   shots.append(originalOf(prediction.sent ?? file, "photo"), figureOf(prediction.input, "model input", small));
   shots.append(figureOf(prediction.explanation, `saliency (${used.saliency.replace("-", "\u2011")})`, small));
   const details = element("div");
-  const title = element("h3", "", `${prediction.label}, ${percent(prediction.probability)} `);
+  const title = element("h3", "", `${headline(prediction)} `);
   const note = prediction.sent ? `${file.name}, sent as a smaller JPEG` : file.name;
   title.append(element("small", "", note));
   const bars = element("ol", "bars");
@@ -109,7 +114,7 @@ function showPrediction(item, file, used, prediction) {
   details.append(title, bars);
   showBars(bars, prediction, used.classes);
   item.replaceChildren(shots, details);
-  classes.mark(prediction.label);
+  classes.mark(predicted(prediction));
 }
 
 function showFailure(item, file, error) {
@@ -181,7 +186,7 @@ async function showFrame() {
   try {
     const prediction = await classify(frame, "The webcam image", {});
     if (!webcam.running) return;
-    at("live").textContent = `${prediction.label}, ${percent(prediction.probability)}`;
+    at("live").textContent = headline(prediction);
     showBars(at("live-bars"), prediction, used.classes);
   } catch (error) {
     at("live").textContent = error.message;

@@ -7,6 +7,7 @@ const MAX_RUNS = 6;
 const PLOTS = [
   { title: "Loss", training: "loss", validation: "validation_loss", show: (v) => String(+v.toPrecision(3)) },
   { title: "Accuracy", training: "accuracy", validation: "validation_accuracy", show: (v) => `${+(100 * v).toFixed(1)}%` },
+  { title: "Mean average precision", validation: "validation_mean_average_precision", show: (v) => `${+(100 * v).toFixed(1)}%`, optional: true },
   { title: "Learning rate", training: "learning_rate", show: (v) => String(+v.toPrecision(3)) },
   { title: "Images per second", training: "images_per_second", show: (v) => Math.round(v).toLocaleString("en") },
 ];
@@ -164,7 +165,8 @@ function draw() {
   const state = running.length ? `${running.join(", ")}: running or stopped; refreshed every ${SECONDS} seconds` : "finished";
   at("state").textContent = names ? (shown.length ? state : "Select a run.") : "No runs yet.";
   const log = at("log").checked;
-  at("plots").replaceChildren(...(shown.length ? PLOTS.map((spec) => plot(spec, shown, log)) : []));
+  const plots = PLOTS.filter((spec) => !spec.optional || linesOf(spec, shown, log).length);
+  at("plots").replaceChildren(...(shown.length ? plots.map((spec) => plot(spec, shown, log)) : []));
 }
 
 at("log").addEventListener("change", draw);

@@ -66,7 +66,7 @@ export class Classes {
   }
 
   // Mark the class of the newest prediction.
-  mark(label) {
-    for (const item of this.box.querySelectorAll(".classes li")) item.classList.toggle("predicted", item.dataset.name === label);
+  mark(labels) {
+    for (const item of this.box.querySelectorAll(".classes li")) item.classList.toggle("predicted", labels.includes(item.dataset.name));
   }
 }

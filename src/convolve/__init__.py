@@ -43,7 +43,7 @@ __all__ = [
                 "NumericsError",
                 "ParallelError",
             ),
-            "convolve.loggers.base": ("TrainRecord", "ValidationRecord"),
+            "convolve.loggers.base": ("Outputs", "TrainRecord", "ValidationRecord"),
         },
         submodules=("augmentations", "callbacks", "data", "losses", "metrics", "models", "optimizers"),
     ),

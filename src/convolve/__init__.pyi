@@ -46,6 +46,7 @@ from convolve.errors import GuaranteeError as GuaranteeError
 from convolve.errors import GuaranteeWarning as GuaranteeWarning
 from convolve.errors import NumericsError as NumericsError
 from convolve.errors import ParallelError as ParallelError
+from convolve.loggers.base import Outputs as Outputs
 from convolve.loggers.base import TrainRecord as TrainRecord
 from convolve.loggers.base import ValidationRecord as ValidationRecord
 

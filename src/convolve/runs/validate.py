@@ -18,7 +18,7 @@ from convolve.engine.build import build_objective, match_training_numerics
 from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, EvalSetup, LogitsFn, evaluate
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import ConfigError
+from convolve.errors import ConfigError, to_one_line
 from convolve.label_scores import DEFAULT_THRESHOLD
 from convolve.loggers.base import Console, DetailedRecord, Logger, Outputs, ValidationRecord
 from convolve.loggers.files import read_validations
@@ -126,6 +126,8 @@ def validate(
         trained = load_trained(checkpoint, user=user)
         trained = replace(trained, config=trained.config.replace(**options))
         if data is None:
+            if trained.loss is not None and user.loss is None:
+                console.info(f"loss {to_one_line(trained.loss)[:60]}: not given, so cross-entropy is shown; add --loss")
             device.configure(trained.config.run.threads)
             data = _open_data(trained, choice.data_dir, console)
         record = validate_one(trained, data, data.test_loader(), choice.open_logits, outputs=choice.outputs)

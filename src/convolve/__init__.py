@@ -25,7 +25,7 @@ __all__ = [
             "convolve.api.records": ("Checkpoint",),
             "convolve.api.run": ("Run", "Stopped", "open", "report", "runs"),
             "convolve.api.search": ("LRCurve", "SweepResult", "find_lr", "sweep"),
-            "convolve.api.tools": ("align", "convert", "doctor", "plan", "serve"),
+            "convolve.api.tools": ("align", "convert", "doctor", "plan", "predict", "serve"),
             "convolve.api.training": ("prepare", "train"),
             "convolve.config.schema": ("Config",),
             "convolve.engine.objective": ("Loss", "Metric"),

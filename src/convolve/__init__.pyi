@@ -28,6 +28,7 @@ from convolve.api.tools import align as align
 from convolve.api.tools import convert as convert
 from convolve.api.tools import doctor as doctor
 from convolve.api.tools import plan as plan
+from convolve.api.tools import predict as predict
 from convolve.api.tools import serve as serve
 from convolve.api.training import prepare as prepare
 from convolve.api.training import train as train

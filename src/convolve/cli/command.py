@@ -99,22 +99,17 @@ def add_loss_flag(parser: Parser) -> None:
     parser.add_argument("--loss", metavar="NAME", help=text)
 
 
-def add_metrics_flag(parser: Parser, *, switch: bool = False) -> None:
+def add_metrics_flag(parser: argparse._ActionsContainer, *, switch: bool = False) -> None:
     """Add `--metrics NAME`; as a `switch`, also `--metrics` and `--no-metrics`, the option of the config."""
     text = "metrics: top5_accuracy, name of a plugin, or PACKAGE:NAME of your code (may be repeated)"
     options: dict[str, Any] = {"dest": "metric_names", "metavar": "NAME", "default": [], "help": text}
     if not switch:
         parser.add_argument("--metrics", action="append", **options)
         return
+    options["help"] += "; --no-metrics computes neither loss nor accuracy during training"
     parser.add_argument("--metrics", action=_MetricsAction, nargs="?", **options)
-    parser.add_argument(
-        "--no-metrics",
-        dest="metrics",
-        action="store_const",
-        const=False,
-        default=argparse.SUPPRESS,
-        help="compute neither loss nor accuracy during training",
-    )
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--no-metrics", dest="metrics", action="store_const", const=False, **hidden)
 
 
 def load_user_code(namespace: argparse.Namespace) -> None:
@@ -190,8 +185,8 @@ def model_in(argv: Sequence[str]) -> str | None:
     return None
 
 
-def add_config_flags(parser: Parser, model: str | None = None, skip: Container[str] = ()) -> None:
-    """Add all options of the schema by section except those to skip, and `--config`.
+def add_config_flags(parser: Parser, model: str | None = None, *, named_metrics: bool = False) -> None:
+    """Add all options of the schema by section, and `--config`. With `named_metrics`, `--metrics` also takes names.
 
     With a `model`, the options of its family come first, and those of other families are hidden.
     """
@@ -202,9 +197,9 @@ def add_config_flags(parser: Parser, model: str | None = None, skip: Container[s
     first = parser.add_argument_group(f"{family.family}: {family.sizes}") if family else None
     groups = {name: parser.add_argument_group(name, kind.__doc__) for name, kind in SECTIONS.items()}
     for section, name, info in fields():
-        if name in skip:
-            continue
-        if family and first and name in family.names():
+        if named_metrics and name == "metrics":
+            add_metrics_flag(groups[section], switch=True)
+        elif family and first and name in family.names():
             _add_flag(first, name, info, _family_help(family, name, info))
         else:
             hidden = family and section == "model" and name not in COMMON_OPTIONS

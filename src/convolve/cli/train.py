@@ -13,7 +13,6 @@ from convolve.cli.command import (
     add_callbacks_flag,
     add_config_flags,
     add_loss_flag,
-    add_metrics_flag,
     explicit_options,
     model_in,
     read_config,
@@ -41,9 +40,8 @@ def read_options(argv: Sequence[str]) -> Namespace:
     parser = Parser("train", "Train a model.", usage=USAGE, epilog=EPILOG)
     parser.add_argument("photos", nargs="?", type=Path, metavar="PHOTOS", help="folder of photos, one folder per class")
     add_loss_flag(parser)
-    add_metrics_flag(parser, switch=True)
     add_callbacks_flag(parser)
-    add_config_flags(parser, model_in(argv), skip=("metrics",))
+    add_config_flags(parser, model_in(argv), named_metrics=True)
     return parser.parse(translate_options(argv))
 
 

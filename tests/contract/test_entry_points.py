@@ -62,6 +62,10 @@ def augment(image, rng):
 class Log(convolve.Callback):
     def on_end(self, run):
         (run.path / "callback.txt").write_text("called")
+
+
+def schedule(config, peak, span):
+    return lambda samples: peak / (1 + samples)
 """
 OBJECTS = ("Net", "open_rows", "loss", "sure", "optimizer", "augment", "Log", "schedule")
 PROJECT = """

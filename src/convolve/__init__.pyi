@@ -29,6 +29,7 @@ from convolve.api.tools import align as align
 from convolve.api.tools import convert as convert
 from convolve.api.tools import doctor as doctor
 from convolve.api.tools import plan as plan
+from convolve.api.tools import predict as predict
 from convolve.api.tools import serve as serve
 from convolve.api.training import prepare as prepare
 from convolve.api.training import train as train
@@ -47,6 +48,7 @@ from convolve.errors import GuaranteeError as GuaranteeError
 from convolve.errors import GuaranteeWarning as GuaranteeWarning
 from convolve.errors import NumericsError as NumericsError
 from convolve.errors import ParallelError as ParallelError
+from convolve.loggers.base import Outputs as Outputs
 from convolve.loggers.base import TrainRecord as TrainRecord
 from convolve.loggers.base import ValidationRecord as ValidationRecord
 

@@ -12,11 +12,12 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from convolve.errors import ConfigError, describe, suggest
@@ -79,16 +80,15 @@ class Registry:
             return self._load(entries[0])
         return builtin if registered is None else registered[0]
 
-    def resolve(self, name: str) -> Any:
+    def resolve(self, name: str, built_in: Mapping[str, object] = MappingProxyType({})) -> Any:
         """Return what a name or a trusted `package:attribute` stands for, or raise an error."""
         if ":" in name:
             return import_attribute(self.kind, name, self.option)
-        found = self.find(name)
+        found = self.find(name, built_in.get(name))
         if found is None:
-            known = (
-                suggest(name, self.names()) if self.names() else f"register it with @convolve.{self.group[9:]}.register"
-            )
-            raise ConfigError(f"{self.kind} {name}: unknown name; {known}")
+            known = {*built_in, *self.names()}
+            register = f"register it with @convolve.{self.group[9:]}.register in a file of --plugin"
+            raise ConfigError(f"{self.kind} {name}: unknown name; {suggest(name, known) if known else register}")
         return found
 
     def _entries(self) -> EntryPoints:

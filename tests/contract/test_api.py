@@ -26,7 +26,6 @@ from PIL import Image
 import convolve
 from api_listing import RECORD, listing
 from convolve.cli.main import dispatch
-from convolve.config.schema import SECTION_OF
 from documents import ROOT
 
 QUICK = {"epochs": 1, "threads": 1, "curves": False, "report": False, "logs_per_epoch": 2}
@@ -408,91 +407,3 @@ def test_a_loop_by_hand_resumes_to_the_same_bits(tmp_path):
     assert start == convolve.Position() and all(torch.equal(whole[name], resumed[name]) for name in whole)
     names = sorted(path.name for path in (tmp_path / "whole").glob("step-*"))
     assert names == ["step-000000003", "step-000000006", "step-000000009"], "the two newest and the best"
-
-
-# Commands and functions -----------------------------------------------------------------------------------------------
-
-
-class Recorder:
-    """Stands for a function or a handle, and records the calls."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *arguments, **options: self.record(name, arguments, options)
-
-    def __call__(self, *arguments, **options):
-        return self.record("call", arguments, options)
-
-    def record(self, name, arguments, options):
-        self.calls.append((name, arguments, options))
-        raise LookupError("recorded")
-
-
-CALLS = {
-    "train": ("train", "--epochs 1 --dataset digits", {"config", "callbacks", "progress"}),
-    "report": ("report", "runs/x", {"output", "progress"}),
-    "doctor": ("doctor", "", {"device", "seconds", "progress"}),
-    "convert": ("convert", "a.pth b.safetensors", set()),
-    "plan": ("plan", "lenet5-mnist", {"timetable"}),
-    "align": ("align", "--epochs 1", {"output", "progress"}),
-    "serve": ("serve", "runs/x", {"options", "on_start", "progress"}),
-    "configs": ("configs", "", set()),
-}
-AVERAGE_OPTIONS = {"count", "decay", "discard_last", "statistics", "filename", "progress"}
-METHODS = {
-    "validate": ("validate", "runs/x --batch-size 3", {"batch_size", "engine", "progress"}),
-    "export": ("export", "runs/x --format pt2", {"output", "int8", "max_accuracy_loss", "progress"}),
-    "average": ("average", "runs/x --mode mean", AVERAGE_OPTIONS),
-}
-
-
-@pytest.mark.parametrize("command", CALLS)
-def test_a_verb_calls_its_function_once_and_prints_what_it_returns(command, monkeypatch):
-    function, words, options = CALLS[command]
-    recorder = Recorder()
-    monkeypatch.setattr(convolve, function, recorder)
-    with pytest.raises(LookupError, match="recorded"):
-        dispatch([command, *words.split()])
-    [(_, _, given)] = recorder.calls
-    assert set(given) == options
-
-
-@pytest.mark.parametrize("command", METHODS)
-def test_a_verb_on_a_run_calls_its_method_once(command, monkeypatch):
-    method, words, options = METHODS[command]
-    recorder = Recorder()
-    monkeypatch.setattr(convolve, "open", lambda path: recorder)
-    with pytest.raises(LookupError, match="recorded"):
-        dispatch([command, *words.split()])
-    [(name, _, given)] = recorder.calls
-    assert name == method and set(given) == options
-
-
-def test_resume_is_an_alias_of_restore(run, capsys):
-    assert dispatch(["resume", str(run.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 24
-
-
-def test_every_flag_is_a_parameter_with_the_same_default_and_help():
-    from convolve.cli import average, export, restore, train, validate
-    from convolve.config.options import ConfigOptions, ResumeOptions
-
-    parsed = vars(train.read_options([]))
-    assert set(parsed) == {"callbacks", "config", "config_path", "json", "photos", "plugin"}, (
-        "options are absent unless given"
-    )
-    assert set(ConfigOptions.__annotations__) == set(SECTION_OF)
-    layout = {name for name, section in SECTION_OF.items() if section == "parallel"}
-    assert set(ResumeOptions.__annotations__) == {*layout, "epochs", "iterations", "optimizer", "augment"}
-    assert {"run", "json", "epochs", "iterations"} <= set(vars(restore.read_options(["x"])))
-    options = vars(average._read_options(["x", "--mode", "mean"]))
-    parameters = inspect.signature(convolve.Run.average).parameters
-    assert {name: parameters[name].default for name in options if name in parameters and name != "mode"} == {
-        name: value for name, value in options.items() if name in parameters and name != "mode"
-    }
-    assert inspect.signature(convolve.Run.export).parameters["format"].default == "onnx"
-    assert (export.__doc__, validate.__doc__) == ("`convolve export`.", "`convolve validate`.")

@@ -6,9 +6,9 @@ import runpy
 import pytest
 
 import convolve
-from convolve import plugins
 from convolve.cli.main import dispatch
 from documents import ROOT
+from user_plugins import forget
 
 FOLDER = ROOT / "examples" / "plugins"
 QUICK = ["--iterations", "3", "--batch-size", "8", "--no-report", "--no-curves"]
@@ -17,10 +17,7 @@ QUICK = ["--iterations", "3", "--batch-size", "8", "--no-report", "--no-curves"]
 @pytest.fixture(autouse=True)
 def _forget_names(monkeypatch):
     """Leave no registered names and loaded files to other tests."""
-    monkeypatch.setattr(plugins, "_files", {})
-    for value in vars(plugins).values():
-        if isinstance(value, plugins.Registry):
-            monkeypatch.setattr(value, "_registered", {})
+    forget(monkeypatch)
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
@@ -48,6 +45,16 @@ def test_a_part_is_used_by_its_name(file, kind, name, tmp_path, monkeypatch):
     assert dispatch(["train", *plugin, *words, *QUICK]) == 0
     assert dispatch(["restore", "run", "--iterations", "4", *plugin]) == 0
     assert convolve.open("run").config.values()[kind] == name and convolve.open("run").lost_guarantees == []
+
+
+def test_the_loss_and_the_metric_are_used_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plugins = [word for name in ("loss", "metric") for word in ("--plugin", str(FOLDER / f"{name}.py"))]
+    named = ["--loss", "focal", "--metrics", "certain"]
+    words = [*plugins, *named, "--dataset", "digits", "--run-dir", "run", "--strict"]
+    assert dispatch(["train", *words, *QUICK]) == 0
+    assert dispatch(["restore", "run", "--iterations", "4", *plugins, *named]) == 0
+    assert list(convolve.open("run").metrics["metrics"]) == ["certain"]
 
 
 def test_the_logger_is_used_by_its_name(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 import convolve
 from convolve import plugins
 from convolve.cli.main import dispatch
+from user_plugins import forget as forget_plugins
 
 QUICK = {"iterations": 6, "batch_size": 16, "threads": 1, "curves": False, "report": False, "logs_per_epoch": 100}
 FLAGS = ["--dataset=digits", "--model=lenet5", "--batch-size", "16", "--threads", "1", "--no-report", "--no-curves"]
@@ -95,13 +96,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def forget(monkeypatch):
-    """Forget registered, trusted and loaded code, as a new process would."""
+    """Forget all code of the user, as a new process would."""
     sys.modules.pop("own_parts", None)
-    monkeypatch.setattr(plugins, "_trusted", set())
-    monkeypatch.setattr(plugins, "_files", {})
-    for value in vars(plugins).values():
-        if isinstance(value, plugins.Registry):
-            monkeypatch.setattr(value, "_registered", {})
+    forget_plugins(monkeypatch)
 
 
 def weights_hash(path):

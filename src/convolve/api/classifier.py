@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from convolve.api.inputs import InputFunction, Pixels, to_visible
 from convolve.api.run import Engines, Run
 from convolve.api.run import open as open_run
 from convolve.api.session import session
@@ -30,8 +31,8 @@ from convolve.run_files import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from convolve.api.user_code import ModelLike
+    from convolve.models.network import Network
 
-Pixels = npt.NDArray[np.uint8]
 ImageInput: TypeAlias = "str | Path | bytes | Image.Image | Pixels | Tensor"
 """A file, the bytes of one, a PIL image, or pixels: uint8, [H, W] or [H, W, C]."""
 BATCH_SIZE = 256
@@ -71,6 +72,7 @@ class Classifier:
         model: inference.Classifier,
         options: dict[str, Any] | None = None,
     ) -> None:
+        options = options or {}
         metadata = model.metadata
         self.source = source
         self.classes = metadata.classes
@@ -80,7 +82,9 @@ class Classifier:
         self.engine = describe(model.engine)
         self._metadata = metadata
         self._model = model
-        self._options = options or {}
+        self._options = options
+        function = options.get("transform")
+        self._transform = None if function is None else InputFunction(function, self.input_shape)
         self._sha256 = _hash(source)
 
     def __repr__(self) -> str:
@@ -92,7 +96,7 @@ class Classifier:
     @property
     def module(self) -> nn.Module:
         """The model in evaluation mode, with batch norms folded; maps normalized images to logits."""
-        return self._layers()
+        return self._network()
 
     def predict(self, image: ImageInput, *, top: int = 5, invert: bool | None = None) -> Prediction:
         """Classify one image. `invert`: for digits, True if the ink is darker than the paper [detected]."""
@@ -127,17 +131,17 @@ class Classifier:
     ) -> list[Prediction]:
         top, invert, skip = options
         found: list[Prediction] = []
-        inputs: list[Pixels] = []
+        inputs: list[Pixels | Tensor] = []
         for number, image in enumerate(images, first):
             name, error = _name(image, number), None
             try:
-                inputs.append(preprocess(self._decode(image, name), self._metadata.input_spec, invert))
+                inputs.append(self._prepare(image, name, invert))
             except DataError as problem:
                 if not skip:
                     raise
                 error = str(problem)
             found.append(Prediction("", 0.0, (), name, error))
-        rows = iter([*self.probabilities(np.stack(inputs))] if inputs else [])
+        rows = iter([*self._classify(inputs)] if inputs else [])
         return [item if item.error else self._rank(item, next(rows), top) for item in found]
 
     def _rank(self, item: Prediction, row: npt.NDArray[np.float32], top: int) -> Prediction:
@@ -146,8 +150,30 @@ class Classifier:
         labels = inference.choose_labels(ranked, self._metadata)
         return replace(item, label=first[0][0], probability=first[0][1], top=first, labels=labels)
 
+    def _prepare(self, image: ImageInput, name: str, invert: bool | None) -> Pixels | Tensor:
+        """Return the input of the model: pixels [H, W, C], or what the user's transform returns, [C, H, W]."""
+        pixels = self._decode(image, name)
+        if self._transform is not None:
+            return self._transform(pixels, name)
+        inference.require_pixels(self._metadata, self.source)
+        return preprocess(pixels, self._metadata.input_spec, invert)
+
+    def _classify(self, inputs: Sequence[Pixels | Tensor]) -> npt.NDArray[np.float32]:
+        if self._transform is None:
+            return self.probabilities(np.stack([np.asarray(pixels) for pixels in inputs]))
+        with torch.inference_mode():
+            logits = self._network()(self._to_device(inputs))
+        return self._model.to_probabilities(np.asarray(logits.float().cpu()))
+
+    def _to_device(self, inputs: Sequence[Pixels | Tensor]) -> Tensor:
+        target = next(self._network().parameters()).device
+        return torch.stack([torch.as_tensor(image) for image in inputs]).to(target)
+
     def probabilities(self, pixels: Pixels | Tensor) -> npt.NDArray[np.float32]:
         """Return probabilities [N, classes] of pixels [N, H, W, C], uint8, already in the size of the input."""
+        if self._transform is not None:
+            raise ConfigError("probabilities: the classifier was loaded with a transform of images; use predict_many")
+        inference.require_pixels(self._metadata, self.source)
         channels, height, width = self.input_shape
         values = np.asarray(pixels)
         if values.dtype != np.uint8 or values.shape[1:] != (height, width, channels):
@@ -158,14 +184,20 @@ class Classifier:
 
     def explain(self, image: ImageInput, *, invert: bool | None = None) -> Image.Image:
         """Return the input with a heat map of the predicted class: Grad-CAM, or occlusion for an exported file."""
+        from convolve.inference.gradcam import grad_cam
         from convolve.inference.overlay import overlay_png
 
-        pixels = preprocess(self._decode(image, _name(image, 0)), self._metadata.input_spec, invert)
-        label = self.probabilities(pixels[None]).argmax(axis=1)
-        heatmap = self._model.explain(pixels[None], label)[0]
-        return Image.open(io.BytesIO(overlay_png(pixels, heatmap)))
+        found = self._prepare(image, _name(image, 0), invert)
+        label = self._classify([found]).argmax(axis=1)
+        if isinstance(found, Tensor):
+            images = self._to_device([found])
+            heatmaps = grad_cam(self._network(), images, torch.from_numpy(label).to(images.device))
+            found = to_visible(found)
+        else:
+            heatmaps = self._model.explain(found[None], label)
+        return Image.open(io.BytesIO(overlay_png(found, heatmaps[0])))
 
-    def _layers(self) -> nn.Module:
+    def _network(self) -> Network:
         if self._model.model is None:
             raise ConfigError(f"{self.source}: an exported file has no layers to look into; load the run instead")
         return self._model.model
@@ -199,33 +231,40 @@ def load(
     *,
     checkpoint: str = "best",
     model: ModelLike | None = None,
+    transform: Callable[[Any], Tensor] | None = None,
     device: str = "auto",
     engine: Engines | None = None,
 ) -> Classifier:
     """Return a classifier from a run, a checkpoint folder, or an exported file (.onnx, .xml or .pt2).
 
     Args:
+        transform: function from a PIL image to the input of the model, a float tensor [C, H, W]. A model that was
+            trained on float images of your data set needs it. By default images are resized and normalized as in
+            validation.
         engine: what computes: the fastest (auto), or one by name. By default the reproducible one: torch,
             onnxruntime for an ONNX file, or OpenVINO for its IR.
         checkpoint: of a run: best, newest, or the name of a checkpoint or average.
         model: your module again, if the run was trained with one.
     """
-    if isinstance(source, Run):
-        return load_run(source if model is None else open_run(source.path, model=model), checkpoint, device, engine)
     path = Path(source)
     if (is_exported(path) or path.suffix == ".pt2") and path.is_file():
+        if transform is not None:
+            raise ConfigError(f"transform: {path} takes pixels; load the run instead, or omit it")
         return _load_export(path, engine)
-    return load_run(open_run(path, model=model), checkpoint, device, engine)
+    if transform is not None and engine not in (None, "torch"):
+        raise ConfigError(f"transform: engine {engine} takes pixels; use engine='torch'")
+    run = source if isinstance(source, Run) and model is None else open_run(path, model=model)
+    return _load_run(run, checkpoint, {"device": device, "engine": engine, "transform": transform})
 
 
-def load_run(run: Run, checkpoint: str, device: str, engine: str | None) -> Classifier:
-    """Return the classifier of a checkpoint of a run."""
+def _load_run(run: Run, checkpoint: str, options: dict[str, Any]) -> Classifier:
     with session():
         folder = run.checkpoint(checkpoint).path
-        name = None if device == "auto" else device
-        options = inference.LoadOptions(engine, device_name=name, user=run._copy())
-        model = inference.load_classifier(folder, options)
-        return Classifier(folder, model, {"device": device, "engine": engine})
+        name = None if options["device"] == "auto" else options["device"]
+        model = inference.load_classifier(
+            folder, inference.LoadOptions(options["engine"], device_name=name, user=run._copy())
+        )
+        return Classifier(folder, model, options)
 
 
 def _load_export(path: Path, engine: str | None) -> Classifier:

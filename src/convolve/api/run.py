@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +28,7 @@ from convolve.run_files import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from typing_extensions import Unpack
 
     from convolve.api.callbacks import CallbackLike
@@ -210,57 +211,53 @@ class Run:
         data: Source | None = None,
         *,
         checkpoint: str = "newest",
+        metrics: Sequence[MetricLike] = (),
         batch_size: int | None = None,
         engine: Engines = "torch",
+        outputs: bool = False,
         progress: bool | Console | None = False,
     ) -> ValidationRecord:
-        """Evaluate a checkpoint on the test images of the run, or on other data."""
-        return self._validate(data, checkpoint, batch_size, engine, progress)[0]
+        """Evaluate a checkpoint on the test images of the run, or on other data.
+
+        Args:
+            metrics: metrics besides loss and accuracy [those of the run, if they were given to this handle].
+            outputs: whether the record has `outputs`, the logits and targets of all images.
+        """
+        from convolve.api.validation import validate_run
+        from convolve.runs.validate import ValidateOptions
+
+        options = ValidateOptions(batch_size=batch_size, outputs=outputs)
+        return validate_run(self, data, checkpoint, options, metrics=metrics, engine=engine, progress=progress)[0]
 
     def validate_all(
         self,
         data: Source | None = None,
         *,
+        metrics: Sequence[MetricLike] = (),
         batch_size: int | None = None,
         engine: Engines = "torch",
+        outputs: bool = False,
         progress: bool | Console | None = False,
     ) -> list[ValidationRecord]:
-        """Evaluate every checkpoint and average of the run, in order."""
-        return self._validate(data, None, batch_size, engine, progress)
+        """Evaluate every checkpoint and average of the run, in order; see `validate`."""
+        from convolve.api.validation import validate_run
+        from convolve.runs.validate import ValidateOptions
 
-    def _validate(
+        options = ValidateOptions(batch_size=batch_size, outputs=outputs)
+        return validate_run(self, data, None, options, metrics=metrics, engine=engine, progress=progress)
+
+    def load(
         self,
-        data: Source | None,
-        name: str | None,
-        batch_size: int | None,
-        engine: str,
-        progress: bool | Console | None,
-    ) -> list[ValidationRecord]:
-        from convolve.api.user_code import locate
+        *,
+        checkpoint: str = "best",
+        transform: Callable[[Any], Tensor] | None = None,
+        device: str = "auto",
+        engine: Engines = "torch",
+    ) -> Classifier:
+        """Return the model of a checkpoint, ready to classify images; see `convolve.load`."""
+        from convolve.api.classifier import load
 
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}: must be at least 1")
-        with session(), open_progress(progress) as console:
-            from convolve.inference.validation import logits_opener
-            from convolve.runs.validate import validate
-
-            path = self.path if name is None else self.checkpoint(name).path
-            place = locate(data)
-            return validate(
-                path,
-                console,
-                every=name is None,
-                data_dir=place.folder,
-                batch_size=batch_size,
-                user=self._copy(data if place.is_object else None),
-                open_logits=logits_opener(engine, console),
-            )
-
-    def load(self, *, checkpoint: str = "best", device: str = "auto", engine: Engines = "torch") -> Classifier:
-        """Return the model of a checkpoint, ready to classify images."""
-        from convolve.api.classifier import load_run
-
-        return load_run(self, checkpoint, device, engine)
+        return load(self, checkpoint=checkpoint, transform=transform, device=device, engine=engine)
 
     def export(
         self,

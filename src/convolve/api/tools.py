@@ -1,9 +1,9 @@
-"""Functions of the commands plan, align, doctor, convert and serve."""
+"""Functions of the commands plan, align, doctor, convert, predict and serve."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import signal
 
     from convolve.alignment.align import AlignPlan, AlignReport
+    from convolve.api.run import Engines
     from convolve.checkpoint.convert import ConvertReport
     from convolve.doctor.machine import DoctorReport
+    from convolve.inference.classifier import PredictReport
     from convolve.planning.plan import Hardware, Plan
     from convolve.serving.server import ServeOptions, ServerInfo
 
@@ -92,6 +94,37 @@ def convert(source: str | Path, target: str | Path) -> ConvertReport:
     return convert_file(Path(source), Path(target))
 
 
+def predict(
+    run: str | Path,
+    images: Sequence[str | Path],
+    *,
+    invert: bool | None = None,
+    explain: str | Path | None = None,
+    engine: Engines = "auto",
+    progress: bool | Console | None = False,
+) -> PredictReport:
+    """Classify image files and folders of them. To classify images in memory, or repeatedly, use `convolve.load`.
+
+    Args:
+        run: run (its best checkpoint) or checkpoint folder, or exported ONNX file or OpenVINO IR.
+        invert: for digits, True if the ink is darker than the paper [detected].
+        explain: folder for images with heat maps.
+    """
+    with _session([run]), open_progress(progress) as console:
+        from convolve.inference import classifier
+
+        folder = None if explain is None else Path(explain)
+        paths = [Path(image) for image in images]
+        return classifier.predict(Path(run), paths, console, invert=invert, explain_dir=folder, engine=engine)
+
+
+def _session(models: Sequence[str | Path]) -> AbstractContextManager[None]:
+    """Return a session, which imports torch, unless all models are exported files, which do not need it."""
+    from convolve.inference.exported import is_exported
+
+    return nullcontext() if all(is_exported(Path(model)) for model in models) else session()
+
+
 def serve(
     *runs: str | Path,
     options: ServeOptions | None = None,
@@ -105,11 +138,7 @@ def serve(
         options: address, limits and token, a `convolve.serving.server.ServeOptions`.
         on_start: receives the address once the server listens.
     """
-    from convolve.inference.exported import is_exported
-
-    # A session imports torch, which exported files do not need.
-    exported = all(is_exported(Path(run)) for run in runs)
-    with nullcontext() if exported else session(), open_progress(progress) as console:
+    with _session(runs), open_progress(progress) as console:
         from convolve.serving import server
 
         listening = on_start or (lambda info: None)

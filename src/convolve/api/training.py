@@ -101,14 +101,21 @@ def train(
         )
 
 
-def train_plan(plan: PhotoPlan, callbacks: Sequence[CallbackLike], progress: Console) -> Run:
+def train_plan(
+    plan: PhotoPlan,
+    callbacks: Sequence[CallbackLike],
+    progress: Console,
+    *,
+    loss: LossLike | None = None,
+    metrics: Sequence[MetricLike] = (),
+) -> Run:
     """Train the plan that the recipe for photos chose for `convolve train PHOTOS`."""
     with session(), training(), open_progress(progress) as console:
         from convolve.engine.user_code import NO_USER_CODE
 
         for line in plan.lines:
             console.info(line)
-        user = replace(NO_USER_CODE, strict=plan.config.run.strict)
+        user = read_user_code(None, None, loss, metrics, base=replace(NO_USER_CODE, strict=plan.config.run.strict))
         return _run(
             user,
             CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),

@@ -158,12 +158,12 @@ def read_source(data: Source | None) -> Any:
     return _find(plugins.DATASETS, data)()
 
 
-def _find(registry: Registry, name: str) -> Any:
+def _find(registry: Registry, name: str, built_in: Mapping[str, object] | None = None) -> Any:
     """Return what a name stands for, or `package:attribute`, which the user typed."""
 
     if ":" in name:
         plugins.trust(name)
-    return registry.resolve(name)
+    return registry.resolve(name, built_in or {})
 
 
 def _count_outputs(source: Any, model: ModelLike | None) -> int | None:
@@ -194,27 +194,40 @@ def _count_outputs(source: Any, model: ModelLike | None) -> int | None:
 
 def read_loss(loss: LossLike) -> Loss:
     """Return a loss function."""
-
+    if loss == "cross-entropy":
+        raise ConfigError("--loss cross-entropy: is the default; omit it")
     found: Loss = _find(plugins.LOSSES, loss) if isinstance(loss, str) else loss
     if not callable(found):
         raise ConfigError(f"loss {loss!r:.60}: not callable; pass a function of outputs and targets")
     return found
 
 
+def _make(metric: Callable[[], Metric]) -> Metric:
+    try:
+        return metric()
+    except Exception as error:
+        name = getattr(metric, "__qualname__", "")
+        raise ConfigError(
+            f"metric {name}: cannot be made ({describe(error)}); give a class without arguments, or an object"
+        ) from error
+
+
 def read_metrics(metrics: Sequence[MetricLike]) -> tuple[Metric, ...]:
     """Return metrics with unique names that are no columns of the tables."""
     from dataclasses import fields
 
-    from convolve.engine.objective import MeanMetric, Metric, name_of
+    from convolve.engine.objective import BUILT_IN_METRICS, MeanMetric, Metric, name_of
     from convolve.loggers.base import TrainRecord, ValidationRecord
 
+    if isinstance(metrics, str):
+        raise ConfigError(f"metrics {metrics}: one name; give a list of metrics")
     found: list[Metric] = []
     taken = {field.name for record in (TrainRecord, ValidationRecord) for field in fields(record)}
     for metric in metrics:
         if isinstance(metric, str):
-            metric = _find(plugins.METRICS, metric)
+            metric = _find(plugins.METRICS, metric, BUILT_IN_METRICS)
         if isinstance(metric, type):
-            metric = metric()
+            metric = _make(metric)
         if isinstance(metric, Metric):
             one: Metric = metric
         elif callable(metric):

@@ -25,7 +25,7 @@ from convolve.distributed.topology import is_distributed
 from convolve.errors import ConfigError, suggest
 
 RUN_COMMANDS = ("restore", "validate", "predict", "export", "serve", "report", "average", "describe")
-PLUGIN_COMMANDS = (*RUN_COMMANDS, "train", "bench", "align", "plan")
+PLUGIN_COMMANDS = (*RUN_COMMANDS, "train", "find-lr", "sweep", "bench", "align", "plan")
 PLUGIN_HELP = "Python file to execute first; its decorators register models and other parts (may be repeated)"
 USER_OPTIONS = ("model", "optimizer", "augment")
 CODE_OPTIONS = {"restore": ("optimizer", "augment"), "average": ("augment",)}
@@ -81,6 +81,35 @@ def add_callbacks_flag(parser: Parser) -> None:
     """Add `--callbacks`."""
     text = "callbacks and loggers: names of plugins, or PACKAGE:NAME of your code (may be repeated)"
     parser.add_argument("--callbacks", metavar="NAME", action="append", default=[], help=text)
+
+
+class _MetricsAction(argparse.Action):
+    """Collects names of metrics; without a name, the option `metrics` is on."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if values is None:
+            namespace.metrics = True
+        else:
+            namespace.metric_names = [*namespace.metric_names, values]
+
+
+def add_loss_flag(parser: Parser) -> None:
+    """Add `--loss`."""
+    text = "loss: name of a plugin, or PACKAGE:NAME of your code [cross-entropy]"
+    parser.add_argument("--loss", metavar="NAME", help=text)
+
+
+def add_metrics_flag(parser: argparse._ActionsContainer, *, switch: bool = False) -> None:
+    """Add `--metrics NAME`; as a `switch`, also `--metrics` and `--no-metrics`, the option of the config."""
+    text = "metrics: top5_accuracy, name of a plugin, or PACKAGE:NAME of your code (may be repeated)"
+    options: dict[str, Any] = {"dest": "metric_names", "metavar": "NAME", "default": [], "help": text}
+    if not switch:
+        parser.add_argument("--metrics", action="append", **options)
+        return
+    options["help"] += "; --no-metrics computes neither loss nor accuracy during training"
+    parser.add_argument("--metrics", action=_MetricsAction, nargs="?", **options)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--no-metrics", dest="metrics", action="store_const", const=False, **hidden)
 
 
 def load_user_code(namespace: argparse.Namespace) -> None:
@@ -156,8 +185,8 @@ def model_in(argv: Sequence[str]) -> str | None:
     return None
 
 
-def add_config_flags(parser: Parser, model: str | None = None) -> None:
-    """Add all options of the schema by section, and `--config`.
+def add_config_flags(parser: Parser, model: str | None = None, *, named_metrics: bool = False) -> None:
+    """Add all options of the schema by section, and `--config`. With `named_metrics`, `--metrics` also takes names.
 
     With a `model`, the options of its family come first, and those of other families are hidden.
     """
@@ -168,7 +197,9 @@ def add_config_flags(parser: Parser, model: str | None = None) -> None:
     first = parser.add_argument_group(f"{family.family}: {family.sizes}") if family else None
     groups = {name: parser.add_argument_group(name, kind.__doc__) for name, kind in SECTIONS.items()}
     for section, name, info in fields():
-        if family and first and name in family.names():
+        if named_metrics and name == "metrics":
+            add_metrics_flag(groups[section], switch=True)
+        elif family and first and name in family.names():
             _add_flag(first, name, info, _family_help(family, name, info))
         else:
             hidden = family and section == "model" and name not in COMMON_OPTIONS

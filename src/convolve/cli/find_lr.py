@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import convolve
-from convolve.cli.command import Parser, add_config_flags, read_config
+from convolve.cli.command import Parser, add_config_flags, add_loss_flag, read_config
 from convolve.cli.console import print_json
 from convolve.compat.options import translate
 
@@ -18,11 +18,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--high", type=float, default=1.0, metavar="X", help="last learning rate [1.0]")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps from low to high [100]")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the loss over the learning rate")
+    add_loss_flag(parser)
     add_config_flags(parser)
     options = parser.parse(translate(argv, reserved=("steps",)))
     config = read_config(options)
     convolve.prepare()
-    curve = convolve.find_lr(config=config, low=options.low, high=options.high, steps=options.steps)
+    curve = convolve.find_lr(config=config, loss=options.loss, low=options.low, high=options.high, steps=options.steps)
     if options.plot is not None:
         curve.plot().save(options.plot)
     if options.json:

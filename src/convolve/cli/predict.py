@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import convolve
 from convolve import device
 from convolve.cli.command import Parser, add_engine_flag
 from convolve.cli.console import open_console, print_result, print_table
@@ -52,16 +53,14 @@ def run(argv: Sequence[str]) -> int:
     _check(options)
 
     device.prepare()
-    from convolve.inference import classifier
-
     with open_console(options.json) as console:
-        report = classifier.predict(
+        report = convolve.predict(
             options.run,
             options.images,
-            console,
             invert=options.invert,
-            explain_dir=options.explain,
+            explain=options.explain,
             engine=options.engine,
+            progress=console,
         )
     if options.abstain is not None:
         report = _abstain(report, options.run, options.abstain)

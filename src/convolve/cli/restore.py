@@ -12,6 +12,8 @@ from convolve.cli.command import (
     CODE_OPTIONS,
     Parser,
     add_callbacks_flag,
+    add_loss_flag,
+    add_metrics_flag,
     add_section_flags,
     explicit_options,
     should_spawn,
@@ -37,6 +39,8 @@ def read_options(argv: Sequence[str]) -> Namespace:
     duration = parser.add_mutually_exclusive_group()
     duration.add_argument("--epochs", type=float, metavar="X", help="new length of the run in epochs")
     duration.add_argument("--iterations", type=int, metavar="N", help="new length of the run in steps")
+    add_loss_flag(parser)
+    add_metrics_flag(parser)
     add_callbacks_flag(parser)
     add_section_flags(parser, "parallel")
     return parser.parse(translate_program("restore", argv))
@@ -60,6 +64,7 @@ def run(argv: Sequence[str]) -> int:
     if should_spawn(config):
         return spawn_ranks(["restore", *argv], config)
     given: Any = {"epochs": options.epochs, "iterations": options.iterations, **changes.parallel}
+    given |= {"loss": options.loss, "metrics": options.metric_names}
     given |= {name: value for name in CODE_OPTIONS["restore"] if (value := getattr(options, name)) is not None}
     with open_console(options.json, photos=(options.run / RECIPE_FILE).is_file()) as console:
         return run_training(lambda: run.resume(callbacks=options.callbacks, progress=console, **given), options.json)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import convolve
 from convolve.cli.command import (
     Parser,
     add_callbacks_flag,
     add_config_flags,
+    add_loss_flag,
     explicit_options,
     model_in,
     read_config,
@@ -37,8 +39,9 @@ def read_options(argv: Sequence[str]) -> Namespace:
     """Parse the options of this command."""
     parser = Parser("train", "Train a model.", usage=USAGE, epilog=EPILOG)
     parser.add_argument("photos", nargs="?", type=Path, metavar="PHOTOS", help="folder of photos, one folder per class")
+    add_loss_flag(parser)
     add_callbacks_flag(parser)
-    add_config_flags(parser, model_in(argv))
+    add_config_flags(parser, model_in(argv), named_metrics=True)
     return parser.parse(translate_options(argv))
 
 
@@ -75,12 +78,24 @@ def run(argv: Sequence[str]) -> int:
 
     with open_console(options.json) as console:
         if folds.is_cross_validation(config):
-            if options.callbacks:
-                raise ConfigError(f"--callbacks {options.callbacks[0]}: observes one run; add --fold N or omit it")
+            _reject_code(options)
             return finish_folds(folds.train_folds(config, console), options.json)
         return run_training(
-            lambda: convolve.train(config=config, callbacks=options.callbacks, progress=console), options.json
+            lambda: convolve.train(config=config, progress=console, **_read_code(options)), options.json
         )
+
+
+def _read_code(options: Namespace) -> dict[str, Any]:
+    """Return the names of code that is not part of a config."""
+    return {"loss": options.loss, "metrics": options.metric_names, "callbacks": options.callbacks}
+
+
+def _reject_code(options: Namespace) -> None:
+    """Reject code that only a single run uses."""
+    for option, given in _read_code(options).items():
+        if given:
+            name = given if isinstance(given, str) else given[0]
+            raise ConfigError(f"--{option} {name}: is for one run; add --fold N or omit it")
 
 
 def _train_photos(folder: Path, options: Namespace) -> int | None:
@@ -96,4 +111,4 @@ def _train_photos(folder: Path, options: Namespace) -> int | None:
         if photos is None:
             return None
         plan = plan_photos(folder, photos, given, console)
-        return run_training(lambda: train_plan(plan, options.callbacks, console), options.json)
+        return run_training(lambda: train_plan(plan, progress=console, **_read_code(options)), options.json)

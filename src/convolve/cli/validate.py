@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import convolve
-from convolve.cli.command import Parser, add_engine_flag
+from convolve.cli.command import Parser, add_engine_flag, add_loss_flag, add_metrics_flag
 from convolve.cli.console import open_console, print_json, print_labels, print_result
 from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
@@ -29,6 +29,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="samples per forward pass; does not change the result [chosen]"
     )
+    add_loss_flag(parser)
+    add_metrics_flag(parser)
     add_engine_flag(parser, "torch")
     options = parser.parse(translate_program("validate", argv))
     if options.batch_size is not None and options.batch_size < 1:
@@ -36,9 +38,15 @@ def run(argv: Sequence[str]) -> int:
 
     convolve.prepare()
     with open_console(options.json) as console:
-        run = convolve.open(options.path)
+        run = convolve.open(options.path, loss=options.loss)
         validate = run.validate_all if options.all else run.validate
-        found = validate(options.data_dir, batch_size=options.batch_size, engine=options.engine, progress=console)
+        found = validate(
+            options.data_dir,
+            metrics=options.metric_names,
+            batch_size=options.batch_size,
+            engine=options.engine,
+            progress=console,
+        )
     records = found if isinstance(found, list) else [found]
     if options.json:
         print_json({"validations": records})

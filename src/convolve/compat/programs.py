@@ -41,7 +41,7 @@ _MPI = "processes communicate through torch.distributed, not MPI, and inherit th
 
 PROGRAMS = {
     "validate": Program(
-        flags=("data-dir", "batch-size"),
+        flags=("data-dir", "batch-size", "metrics"),
         places=_CHECKPOINT,
         renamed={"imagenet-data-path": ["--data-dir"], "valid-batch-size": ["--batch-size"]},
         refused={
@@ -50,7 +50,7 @@ PROGRAMS = {
         },
         stored=True,
     ),
-    "restore": Program(flags=("epochs", "iterations", *LAYOUT), places=_CHECKPOINT, stored=True),
+    "restore": Program(flags=("epochs", "iterations", "metrics", *LAYOUT), places=_CHECKPOINT, stored=True),
     "average": Program(
         places=_CHECKPOINT,
         renamed={"weight-avg-strategy": ["--mode"], "weight-avg-exp-decay": ["--decay"], "weight-avg-N": ["-N"]},

@@ -39,14 +39,13 @@ from convolve.data.loader.decoding import DecodingOptions
 from convolve.data.loader.in_memory import InMemoryFetcher, InMemoryImages
 from convolve.data.loader.loader import Fetched
 from convolve.data.transforms.augment import NO_AUGMENT, Augment
-from convolve.data.transforms.normalize import Transform, fit_channels
+from convolve.data.transforms.normalize import KEEP_VALUES, Transform, fit_channels
 from convolve.errors import ConfigError, ConvolveError, DataError
 from convolve.rng import Indices, SampleRNG
 
 STATISTICS_SAMPLES = 512
 TEST_FRACTION = 0.1
 STEPS_AHEAD = 2
-_IDENTITY = 1 / 255  # standard deviation that keeps float images as they are
 
 
 _worker_data: UserDataset | None = None
@@ -119,7 +118,7 @@ class UserReader:
         if self.floats:
             if size is not None and (height, width) != (size, size):
                 raise ConfigError(f"--image-size {size}: float images of {height} x {width} stay as they are; omit it")
-            return Transform(height, width, (0.0,) * channels, (_IDENTITY,) * channels)
+            return Transform(height, width, (0.0,) * channels, (KEEP_VALUES,) * channels)
         images: Images = np.zeros((1, 1, 1, channels), np.uint8)
         if normalization == "standard":
             chosen = np.unique(np.linspace(0, len(self) - 1, STATISTICS_SAMPLES).astype(np.int64))

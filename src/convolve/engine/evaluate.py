@@ -86,13 +86,15 @@ def _logits_fn(model: Network, execution: Execution) -> LogitsFn:
 class EvalSetup:
     """How to evaluate: views of each image, execution of the number format, loss and metrics.
 
-    `thresholds` are those of several labels per image; None fits them to the images.
+    `thresholds` are those of several labels per image; None fits them to the images. `on_batch` receives the logits and
+    labels of each batch.
     """
 
     views: int = 1
     execution: Execution = field(default_factory=PlainExecution)
     objective: Objective = field(default_factory=Objective)
     thresholds: Sequence[float] | None = None
+    on_batch: Callable[[Tensor, Tensor], object] = lambda logits, labels: None
 
 
 PLAIN_SETUP = EvalSetup()
@@ -119,6 +121,7 @@ def evaluate(
             if logits is not None:
                 metrics.update(loss(logits, batch.labels), logits, batch.labels)
                 ranking.update(logits, batch.labels)
+                setup.on_batch(logits, batch.labels)
     result = ranking.complete(metrics.compute())
     assert result.samples + len(loader.skipped) >= len(loader), f"counted {result.samples} of {len(loader)} samples"
     return result

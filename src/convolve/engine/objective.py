@@ -70,6 +70,16 @@ class MeanMetric:
         return float(sums[0] / sums[1])
 
 
+def _in_top5(outputs: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim > 1:
+        raise ConfigError("metric top5_accuracy: needs one class per image; omit it")
+    return (outputs.topk(min(5, outputs.shape[1])).indices == targets[:, None]).any(dim=1)
+
+
+BUILT_IN_METRICS = {"top5_accuracy": MeanMetric("top5_accuracy", _in_top5)}
+"""Metrics by name, besides loss and accuracy."""
+
+
 class UserLoss:
     """The user's loss as the sum over a micro batch, with mixed targets."""
 
@@ -155,7 +165,7 @@ def require_loss(stored: object, given: Loss | None) -> None:
     """Reject the resumption of a run without the loss of the user's code that its checkpoint names."""
     if isinstance(stored, str) and given is None:
         raise ConfigError(
-            f"loss {to_one_line(stored)[:60]}: the run was trained with your loss; give it again with loss="
+            f"loss {to_one_line(stored)[:60]}: the run was trained with your loss; give it again with --loss"
         )
 
 

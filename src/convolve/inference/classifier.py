@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from convolve import device
 from convolve.data.image_io import Images, read_image
-from convolve.errors import CheckpointError, ConvolveError, DataError
+from convolve.errors import CheckpointError, ConfigError, ConvolveError, DataError
 from convolve.files import write_file
 from convolve.inference.engines.base import Engine, describe
 from convolve.inference.engines.factory import BATCH_SIZES, EngineSource, open_engine
@@ -53,7 +53,10 @@ class Classifier:
 
     def classify(self, pixels: Images) -> Probabilities:
         """Return probabilities [N, classes] of pixels [N, H, W, C]."""
-        logits = self.engine.run(pixels)
+        return self.to_probabilities(self.engine.run(pixels))
+
+    def to_probabilities(self, logits: npt.NDArray[np.float32]) -> Probabilities:
+        """Return the probabilities of logits [N, classes]."""
         return softmax(logits) if self.metadata.thresholds is None else sigmoid(logits)
 
     @property
@@ -86,6 +89,15 @@ def softmax(logits: npt.NDArray[np.float32]) -> Probabilities:
     """Return the softmax of each row."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
+
+
+def require_pixels(metadata: ModelMetadata, source: Path) -> None:
+    """Reject a model that was trained on float images of the user's code: how pixels become such is not known."""
+    if metadata.transform.takes_floats:
+        raise ConfigError(
+            f"{source}: was trained on float images of your data set; classify in Python, with convolve.load(run, "
+            "transform=...), a function from an image to a tensor [C, H, W]"
+        )
 
 
 @dataclass(frozen=True)
@@ -210,6 +222,7 @@ def predict(
     sizes = (min(BATCH_SIZE, len(files)),)
     options = LoadOptions(engine, batch_sizes=sizes, expected_images=len(files), log=console.info)
     classifier = load_classifier(choose_model(run), options)
+    require_pixels(classifier.metadata, run)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []
     for start in range(0, len(files), BATCH_SIZE):

@@ -11,7 +11,7 @@ from pathlib import Path
 from convolve.errors import CheckpointError, ExtraError, to_one_line
 from convolve.files import file_sha256
 from convolve.inference.engines.base import is_installed
-from convolve.inference.engines.onnx import OpenVinoEngine, open_openvino
+from convolve.inference.engines.onnx import OpenVinoEngine, open_openvino, openvino_core
 from convolve.inference.metadata import METADATA_KEY, ModelMetadata, read_metadata
 
 SUFFIX, WEIGHTS_SUFFIX = ".xml", ".bin"
@@ -24,7 +24,7 @@ def write_ir(onnx_file: Path, metadata: ModelMetadata, path: Path) -> None:
     require_openvino("--format openvino")
     import openvino
 
-    model = openvino.Core().read_model(str(onnx_file))
+    model = openvino_core().read_model(str(onnx_file))
     openvino.save_model(model, str(path), compress_to_fp16=False)
     model.set_rt_info(metadata.to_json(), _METADATA)
     model.set_rt_info(file_sha256(weights_of(path)), _SHA256)
@@ -39,14 +39,12 @@ def open_ir(path: Path, threads: int, batch_size: int | None = None) -> OpenVino
 def read_ir(path: Path) -> ModelMetadata:
     """Return the metadata of an IR after comparing the sha256 of its weights."""
     require_openvino(str(path))
-    import openvino
-
     weights = weights_of(path)
     for file in (path, weights):
         if not file.is_file():
             raise CheckpointError(f"{file}: no such file; an OpenVINO model is {path.name} with {weights.name}")
     try:
-        model = openvino.Core().read_model(str(path))
+        model = openvino_core().read_model(str(path))
         keys = [key for key in (_METADATA, _SHA256) if model.has_rt_info(key)]
         stored = {key[-1]: str(model.get_rt_info(key).value) for key in keys}
     except Exception as error:  # OpenVINO raises RuntimeError and others

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from convolve.engine.evaluate import LogitsFn
+from convolve.errors import ConfigError
 from convolve.inference.engines.base import Engine, check_name
 from convolve.inference.engines.factory import open_engine
 from convolve.inference.engines.trained import TrainedSource
@@ -22,6 +23,8 @@ def logits_opener(engine: str, console: Console) -> OpenLogits | None:
 
 
 def _open_logits(name: str, console: Console, trained: TrainedModel, batch_size: int) -> LogitsFn:
+    if trained.transform.takes_floats:
+        raise ConfigError(f"--engine {name}: takes pixels, but this run has float images; use --engine torch")
     source = TrainedSource(trained.model, metadata_of(trained), torch.get_num_threads())
     engine = open_engine(name, source, console.info, (batch_size,))
     return partial(_run, engine, trained)

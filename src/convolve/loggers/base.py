@@ -11,6 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from convolve.label_scores import LabelScore
 
 
@@ -58,6 +61,30 @@ class ValidationRecord:
     def mean_average_precision(self) -> float | None:
         """That of images with several labels; otherwise None."""
         return self.metrics.get("mean_average_precision")
+
+    @property
+    def outputs(self) -> "Outputs | None":
+        """Logits and targets of all images, if they were requested; otherwise None."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Logits [N, classes] of the images of a validation in their order, and targets: classes [N], or [N, classes]."""
+
+    logits: "npt.NDArray[np.float32]"
+    targets: "npt.NDArray[Any]"
+
+
+@dataclass(frozen=True)
+class DetailedRecord(ValidationRecord):
+    """A validation with its logits and targets."""
+
+    details: Outputs | None = None
+
+    @property
+    def outputs(self) -> Outputs | None:
+        return self.details
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class TrainedModel:
 
     `weights` are name, source and license of the weights that training started from, if these are known. `thresholds`
     are the probabilities from which on each label is predicted, if images have several; None if the checkpoint was not
-    validated.
+    validated. `loss` is the name of the user's loss, if the run has one.
     """
 
     path: Path
@@ -47,6 +47,7 @@ class TrainedModel:
     weights: dict[str, str | None] | None = None
     task: Task = "single-label"
     thresholds: tuple[float, ...] | None = None
+    loss: str | None = None
 
 
 def load_trained(path: Path, *, device_name: str | None = None, user: UserCode = NO_USER_CODE) -> TrainedModel:
@@ -67,7 +68,9 @@ def load_trained(path: Path, *, device_name: str | None = None, user: UserCode =
     model = build_model(config, transform, len(classes), device.select(device_name or config.run.device), user)
     load_weights(model, snapshot.trained())
     weights = read_provenance(state.get("weights"))
-    return TrainedModel(path, config, model.eval(), transform, classes, step, epoch, user, weights, task, thresholds)
+    loss = state.get("loss") if isinstance(state.get("loss"), str) else None
+    model.eval()
+    return TrainedModel(path, config, model, transform, classes, step, epoch, user, weights, task, thresholds, loss)
 
 
 def read_task(state: Mapping[str, Any]) -> Task:

@@ -1,10 +1,13 @@
 """`convolve validate`: accuracy of stored checkpoints on all test images."""
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from convolve import device
 from convolve.checkpoint.averaging import list_averages
@@ -15,9 +18,9 @@ from convolve.engine.build import build_objective, match_training_numerics
 from convolve.engine.callbacks import validation_record
 from convolve.engine.evaluate import VALID_BATCH, EvalSetup, LogitsFn, evaluate
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import ConfigError
+from convolve.errors import ConfigError, to_one_line
 from convolve.label_scores import DEFAULT_THRESHOLD
-from convolve.loggers.base import Console, Logger, ValidationRecord
+from convolve.loggers.base import Console, DetailedRecord, Logger, Outputs, ValidationRecord
 from convolve.loggers.files import read_validations
 from convolve.runs.load import TrainedModel, load_trained, open_run_data, open_scored_data
 
@@ -32,10 +35,12 @@ def validate_one(
     open_logits: OpenLogits | None = None,
     *,
     fit: bool = False,
+    outputs: bool = False,
 ) -> ValidationRecord:
     """Evaluate one model on all images of a loader; by default, those that select.
 
-    Labels are predicted at the thresholds of the checkpoint, or `fit` chooses them.
+    Labels are predicted at the thresholds of the checkpoint, or `fit` chooses them. With `outputs`, the record has all
+    logits and targets.
     """
     started = time.perf_counter()
     size = trained.config.optim.valid_batch_size or VALID_BATCH
@@ -47,8 +52,18 @@ def validate_one(
     objective = build_objective(trained.config, trained.user, trained.classes, task=trained.task)
     thresholds = trained.thresholds or (DEFAULT_THRESHOLD,) * len(trained.classes)
     setup = EvalSetup(trained.config.run.validation_views, execution, objective, None if fit else thresholds)
+    batches: list[tuple[Tensor, Tensor]] = []
+    if outputs:
+        setup = replace(setup, on_batch=lambda logits, labels: batches.append((logits.float().cpu(), labels.cpu())))
     result = evaluate(trained.model, loader or data.validation_loader(), size, logits_fn=logits_fn, setup=setup)
-    return validation_record(trained.path.name, trained.step, trained.epoch, result, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    record = validation_record(trained.path.name, trained.step, trained.epoch, result, seconds)
+    return _with_outputs(record, batches) if outputs else record
+
+
+def _with_outputs(record: ValidationRecord, batches: Sequence[tuple[Tensor, Tensor]]) -> DetailedRecord:
+    logits, targets = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
+    return DetailedRecord(**vars(record), details=Outputs(logits, targets))
 
 
 def validate_checkpoints(
@@ -72,26 +87,38 @@ def _open_data(trained: TrainedModel, data_dir: Path | None, console: Console) -
     return open_scored_data(trained, data_dir, console)
 
 
+@dataclass(frozen=True)
+class ValidateOptions:
+    """What to validate, on which data, and how.
+
+    Args:
+        every: every checkpoint of the run instead of the newest one.
+        data_dir: any labeled folder; its test split is scored, or all of its images if it has no splits.
+        batch_size: samples of one forward pass, if different from the config.
+        outputs: whether records have logits and targets.
+        open_logits: another engine than the one of training.
+    """
+
+    every: bool = False
+    data_dir: Path | None = None
+    batch_size: int | None = None
+    outputs: bool = False
+    open_logits: OpenLogits | None = None
+
+
+DEFAULT_OPTIONS = ValidateOptions()
+
+
 def validate(
     path: Path,
     console: Console,
-    *,
-    every: bool = False,
-    data_dir: Path | None = None,
-    batch_size: int | None = None,
+    choice: ValidateOptions = DEFAULT_OPTIONS,
     user: UserCode = NO_USER_CODE,
-    open_logits: OpenLogits | None = None,
 ) -> list[ValidationRecord]:
-    """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order.
-
-    Args:
-        data_dir: any labeled folder; its test split is scored, or all of its images if it has no splits.
-        batch_size: samples of one forward pass, if different from the config.
-        open_logits: another engine than the one of training.
-    """
+    """Validate the newest checkpoint of a run, one checkpoint, or every checkpoint in order."""
     paths = find_checkpoints(path)
-    chosen = [*paths, *list_averages(path)] if every else paths[-1:]
-    options: dict[str, Any] = {} if batch_size is None else {"valid_batch_size": batch_size}
+    chosen = [*paths, *list_averages(path)] if choice.every else paths[-1:]
+    options: dict[str, Any] = {} if choice.batch_size is None else {"valid_batch_size": choice.batch_size}
     records = []
     data: DataModule | None = None
     for number, checkpoint in enumerate(chosen):
@@ -99,9 +126,11 @@ def validate(
         trained = load_trained(checkpoint, user=user)
         trained = replace(trained, config=trained.config.replace(**options))
         if data is None:
+            if trained.loss is not None and user.loss is None:
+                console.info(f"loss {to_one_line(trained.loss)[:60]}: not given, so cross-entropy is shown; add --loss")
             device.configure(trained.config.run.threads)
-            data = _open_data(trained, data_dir, console)
-        record = validate_one(trained, data, data.test_loader(), open_logits)
+            data = _open_data(trained, choice.data_dir, console)
+        record = validate_one(trained, data, data.test_loader(), choice.open_logits, outputs=choice.outputs)
         console.valid(record)
         records.append(record)
     return records

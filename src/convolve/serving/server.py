@@ -20,7 +20,7 @@ from typing import Any
 
 from convolve import __version__
 from convolve.errors import ConfigError, ExtraError
-from convolve.inference.classifier import Classifier, LoadOptions, choose_model, load_classifier
+from convolve.inference.classifier import Classifier, LoadOptions, choose_model, load_classifier, require_pixels
 from convolve.inference.engines.base import describe
 from convolve.inference.engines.factory import BATCH_SIZES
 from convolve.inference.exported import is_exported
@@ -251,6 +251,7 @@ def make_reload(folder: Path, load: LoadOptions) -> Reload:
         if signature == loaded:
             return None
         classifier = load_classifier(path, load)
+        require_pixels(classifier.metadata, path)
         classifier.check()
         loaded = signature
         return classifier

@@ -168,3 +168,22 @@ def png_of(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels[:, :, 0]).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
+
+
+SIGNAL_AFTER_ENGINES = """
+import os, signal, sys
+from pathlib import Path
+from convolve.inference.engines.onnx import open_openvino
+signal.signal(signal.SIGUSR1, lambda number, frame: print("handled"))
+engines = [open_openvino(Path(sys.argv[1]), 1, size) for size in (1, 2)]
+for _ in range(2):
+    del engines[0]
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_signal_is_handled_after_engines_of_openvino_are_closed_in_the_order_of_their_opening(ir_file):
+    found = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", SIGNAL_AFTER_ENGINES, ir_file], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stdout) == (0, "handled\n"), found.stderr

@@ -86,7 +86,7 @@ def test_averages_at_the_end_are_stored_and_validated(run_dir):
     assert {"mean-1-epochs", "exponential-0.5", "ema"} <= names
     rows = (run_dir / "validation.csv").read_text()
     assert all(name in rows for name in ("mean-1-epochs", "exponential-0.5", "-ema"))
-    records = validate.validate(run_dir, SilentConsole(), every=True)
+    records = validate.validate(run_dir, SilentConsole(), validate.ValidateOptions(every=True))
     assert {"mean-1-epochs", "ema"} <= {record.checkpoint for record in records}
     assert min(record.accuracy for record in records) > 0.3
 

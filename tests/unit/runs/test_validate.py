@@ -45,7 +45,7 @@ class ThreadCounter(SilentConsole):
 def test_every_checkpoint_is_validated_with_the_threads_of_its_run(run_dir):
     device.configure(None)
     console = ThreadCounter()
-    validate.validate(run_dir, console, every=True)
+    validate.validate(run_dir, console, validate.ValidateOptions(every=True))
     assert console.threads == [1, 1]
 
 
@@ -63,7 +63,7 @@ def test_selecting_a_device_changes_no_threads():
 
 def test_validation_options_are_checked_like_any_other(run_dir):
     with pytest.raises(Exception, match="--valid-batch-size 0"):
-        validate.validate(run_dir, SilentConsole(), batch_size=0)
+        validate.validate(run_dir, SilentConsole(), validate.ValidateOptions(batch_size=0))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def photo_run(tmp_path_factory):
 
 
 def scored(run, folder, **options):
-    return validate.validate(run, SilentConsole(), data_dir=folder, **options)[0]
+    return validate.validate(run, SilentConsole(), validate.ValidateOptions(data_dir=folder, **options))[0]
 
 
 def test_every_image_of_a_labeled_folder_is_scored(photo_run, tmp_path):

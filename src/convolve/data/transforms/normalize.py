@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FIXED = {"unit": (0.0, 1.0), "symmetric": (0.5, 0.5)}
-_ONLY_CENTERED = (1 / 255,) * 3  # pixels keep their range of 255
+KEEP_VALUES = 1 / 255  # standard deviation that keeps the range of values
+_ONLY_CENTERED = (KEEP_VALUES,) * 3
 _LARGEST_SIDE = 4096
 
 
@@ -44,6 +45,11 @@ class Transform:
     def shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
         return self.channels, self.height, self.width
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether images are float tensors of the user's code, which are used as they are."""
+        return {*self.mean, *self.std} == {0.0, KEEP_VALUES}
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Normalize pixels 0 to 255 [N, H, W, C] to float32 [N, C, H, W]; memory stays channels-last."""

@@ -5,6 +5,7 @@ instructions for it. Threads are those of convolve, not those that an engine fin
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
@@ -104,11 +105,23 @@ class OpenVinoEngine:
             return self._requests[size].run(pixels)
 
 
+@cache
+def openvino_core() -> Any:
+    """Return the one core of this process.
+
+    Each core installs a signal stack and reinstalls the previous one at its end. If the older of two ends first, a
+    stack that was freed remains, and the next signal crashes the process.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 def open_openvino(path: Path, threads: int, batch_size: int | None = None) -> OpenVinoEngine:
     """Open an ONNX file or an OpenVINO IR with OpenVINO, compiled for a batch size; None: for any."""
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    engine = OpenVinoEngine(openvino.__version__.partition("-")[0], path, openvino.Core(), settings)
+    engine = OpenVinoEngine(openvino.__version__.partition("-")[0], path, openvino_core(), settings)
     engine.compile(batch_size)
     return engine

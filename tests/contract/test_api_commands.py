@@ -184,7 +184,7 @@ CALLS = {
     "sweep --grid seed=1": ("sweep", {"config", "draws", "progress"}, SWEPT, '"test_accuracy": 0.5'),
     "predict runs/x a.png": ("predict", {"invert", "explain", "engine", "progress"}, Result(), '"path": "written"'),
     "report runs/x": ("report", {"output", "progress"}, Result(), '"path": "written"'),
-    "doctor": ("doctor", {"progress"}, Result(), '"path": "written"'),
+    "doctor": ("doctor", {"device", "seconds", "progress"}, Result(), '"path": "written"'),
     "convert a.pth b.safetensors": ("convert", set(), Result(), '"path": "written"'),
     "plan lenet5-mnist": ("plan", {"timetable"}, Result(), '"path": "written"'),
     "align --epochs 1": ("align", {"output", "progress"}, ALIGNED, '"verdict": "they agree"'),

@@ -76,6 +76,7 @@ def wait_for_checkpoint(folder, job, beyond):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("model", ["lenet-bn", "cnn-wide"])
 def test_twenty_kills_with_other_numbers_of_workers_keep_the_bits(tmp_path, model):
     given = {**STEP, "model": model, "epochs": 12, "batch_size": 16, "gradient_accumulation_count": 2, "replicas": 4}

@@ -146,6 +146,8 @@ def fit(
         _run_callbacks(callbacks, event)
         if event.last:
             break
+    if event and event.stopped:
+        parts.collectives.any_rank(False)  # leave together, after the save: launchers end the others when one exits
     return event
 
 

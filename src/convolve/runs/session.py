@@ -170,8 +170,6 @@ class Session:
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, result)
-        if event and event.stopped:
-            self.collectives.any_rank(False)  # leave together: launchers end the others when one exits
         return report
 
     def elapsed_seconds(self) -> float:

@@ -21,7 +21,7 @@ from convolve.api.callbacks import Callback
 from convolve.api.ranks import encode, take_result
 from convolve.api.run import Run
 from convolve.distributed.launch.local import LAUNCHER_VARIABLE
-from convolve.errors import ConvolveError, DivergedError, NumericsError
+from convolve.errors import DivergedError, NumericsError
 from convolve.interpreter import module_command
 from convolve.loggers.base import ValidationRecord
 from convolve.run_files import CONFIG_FILE
@@ -176,8 +176,6 @@ class _Process:
                 take_result(self._file, "jobs", self._process.returncode)
             except (DivergedError, NumericsError) as error:
                 return error
-            except ConvolveError:
-                raise
             return None
 
     def stop(self) -> None:

@@ -136,7 +136,7 @@ def test_a_sweep_and_folds_compare_mean_average_precision(shapes, tmp_path):
     options = {**SETTINGS, "epochs": 1, "report": False, "log_dir": tmp_path}
     del options["learning_rate"]
     found = convolve.sweep({"learning_rate": [1e-6, 0.003]}, shapes, "cnn-wide", **options)
-    scores = [one.metrics["metrics"]["mean_average_precision"] for one in found.runs]
+    scores = [max(record.mean_average_precision for record in one.validations) for one in found.runs]
     assert list(found.accuracies) == scores == sorted(scores, reverse=True)
     reports = [
         TrainReport(tmp_path, 0.1, 8, 0, 0, 0, 1, None, "", metrics={"mean_average_precision": x}) for x in (0.4, 0.6)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
+ASSUMED_MEMORY = 4 << 30
 # CPUs without them convert every operand, so their 16-bit kernels are no faster than fp32.
 CPU_FLAGS_16_BITS = {
     "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"},
@@ -177,7 +178,9 @@ def available_threads() -> int:
 
 
 def memory_bytes() -> int:
-    """Return the memory of the machine, or of the control group if that is less."""
+    """Return the memory of the machine, or of the control group if that is less; a guess on Windows."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return ASSUMED_MEMORY
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -97,6 +97,8 @@ class Sandbox:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start a child and wait until it is confined. `call` does this when needed."""
+        if sys.platform == "win32":
+            raise SandboxError("sandbox: not available on Windows; use Linux, macOS or WSL")
         setup = {
             "function": self.function,
             "limits": asdict(self.limits),

@@ -54,6 +54,7 @@ def test_the_notebooks_are_saved_without_outputs():
 
 USER = """
 from pathlib import Path
+import torch
 import convolve
 
 class Watch(convolve.Callback):
@@ -78,6 +79,15 @@ feed = convolve.data.loader("digits", batch_size=8)
 at: convolve.Position = convolve.Checkpoints("folder").restore(model=model)
 convolve.plan("lenet5-mnist")
 convolve.configs()
+record = run.validate(metrics=["top5_accuracy"], outputs=True)
+outputs: convolve.Outputs | None = record.outputs
+found: dict[str, str] = convolve.predict(run.path, ["a.png"], engine="torch").failures
+own = convolve.load(run, transform=lambda image: torch.zeros(1, 28, 28))
+convolve.data.check("folder")
+convolve.convert("a.pth", "b.safetensors")
+memory: int = convolve.doctor().memory_bytes
+convolve.align("lenet5-mnist", output="align")
+convolve.serve(run.path)
 """
 WRONG = """
 import convolve

@@ -5,7 +5,6 @@ milliseconds, which spreads the noise over all of them. Two kinds of calls are n
 one-time costs, and the first of each turn, which finds the caches as the other variants left them.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,11 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from convolve.errors import ConvolveError
+
+try:
+    import resource
+except ImportError as error:
+    raise ConvolveError("bench: memory cannot be measured on Windows; use Linux or macOS") from error
 
 TURN_SECONDS = 0.05
 MIN_TURNS = 3

@@ -481,3 +481,53 @@ def test_small_and_large_images_get_the_same_prediction(server):
     labels = [server.predict(png(np.array(image)))[1]["predictions"][0]["label"] for image in (small, large)]
     assert labels == ["7", "7"]
     assert server.predict(png(np.zeros((70, 70), np.uint8)))[0] == 200, "more pixels than are decoded in the event loop"
+
+
+class Bands:
+    """Bytes [16, 16, C]; the upper half is bright in one class."""
+
+    classes = ("low", "high")
+
+    def __init__(self, channels):
+        self.channels = channels
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        image = np.full((16, 16, self.channels), 40, np.uint8)
+        image[:8] += np.uint8(150 * (index % 2))
+        return image, index % 2
+
+
+def npy(pixels):
+    file = io.BytesIO()
+    np.save(file, pixels)
+    return file.getvalue()
+
+
+def test_images_of_4_and_13_channels_are_classified_over_http(tmp_path):
+    options = {"iterations": 2, "batch_size": 4, "threads": 1, "report": False, "curves": False}
+    runs = {}
+    for count in (4, 13):
+        runs[count] = convolve.train(
+            (Bands(count), Bands(count)), "resnet20-cifar", run_dir=tmp_path / str(count), **options
+        )
+    running = Serving(*(f"bands{count}={run.path}" for count, run in runs.items()))
+    try:
+        for count, run in runs.items():
+            pixels, query = Bands(count)[3][0], f"?model=bands{count}"
+            larger = np.repeat(np.repeat(pixels, 2, 0), 2, 1)
+            for image in (pixels, larger):
+                status, found = running.predict(npy(image), "application/octet-stream", query)
+                expected = run.load().predict(image)
+                assert status == 200 and found["predictions"][0]["label"] == expected.label
+                assert found["predictions"][0]["probability"] == pytest.approx(expected.probability, abs=1e-4)
+            status, found = running.predict(npy(pixels[..., :2].copy()), "application/octet-stream", query)
+            assert status in (400, 415, 422) and f"2 channels; the model takes {count}" in json.dumps(found)
+        status, found = running.predict(png(Bands(4)[3][0]), "image/png", "?model=bands4")
+        assert status == 200 and found["predictions"][0]["label"] == runs[4].load().predict(Bands(4)[3][0]).label
+        status, found = running.predict(digit(7), "image/png", "?model=bands13")
+        assert status in (400, 415, 422) and "1 channels; the model takes 13, give them as npy" in json.dumps(found)
+    finally:
+        assert running.stop() == 0

@@ -5,9 +5,8 @@ validation improves; the better of the two is the result. Without them: train fr
 stronger augmentation. Explicit options have priority over every choice.
 
 The classifier fits every training photo, because a photo has more features than there are photos. Label smoothing then
-costs accuracy, in the classifier alone as well as in fine-tuning, so there is none. For the same reason gradients are
-small, and SGD with a low learning rate changes nothing. AdamW scales them, and mixed photos, which the classifier does
-not fit, keep the model from becoming overconfident. The first epochs may lose accuracy; patience covers them.
+costs accuracy, in the classifier alone as well as in fine-tuning, so there is none. AdamW with mixed photos was chosen
+by cross-validation (docs/photos.md). The first epochs may lose accuracy; patience covers them.
 
 The plan is a config. It depends on the photos, the options and, with `--minutes`, on one measurement at the start. It
 is stored in config.yml and recipe.json and does not change afterwards, so a resumed run has the same bits.

@@ -14,7 +14,7 @@ from turns import Turn, process_tree, serve
 
 BATCH, SIZE, WORKERS = 64, 224, 2
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
-WARM_UP = 4  # batches that may have been loaded before a turn
+WARM_UP = 12  # batches that may have been loaded before a turn
 PAUSE = 0.5  # seconds in which a loader fills its queues after a turn, before the next loader runs
 
 

@@ -94,9 +94,8 @@ def peer_protocol(peer: str, python: Path, model: Path, port: int) -> Protocol:
         return Protocol(
             command, "/v2/models/model/infer", mlserver_request, lambda body: float(body["outputs"][0]["data"][0])
         )
-    predict = "/predict"
     command = [str(python), str(HERE / "peers" / f"{peer}_server.py"), str(model), str(port)]
-    return Protocol(command, predict, lambda text: {"image": text}, lambda body: float(body["probability"]))
+    return Protocol(command, "/predict", lambda text: {"image": text}, lambda body: float(body["probability"]))
 
 
 def mlserver_request(text: str) -> object:
@@ -254,25 +253,37 @@ def measure(server: ServerProcess, images: Sequence[str], clients: int, seconds:
         half = asyncio.run(open_loop(server, requests, full.rate / 2, seconds))
     for seen in (full, half):
         if seen.lost or set(seen.statuses) != {200}:
-            raise SystemExit(f"{server.name}: {seen.lost} requests lost, statuses {dict(seen.statuses)}")
+            raise PeerUnavailable(f"{seen.lost} requests lost, statuses {dict(seen.statuses)}")
     p99 = milliseconds(half.accepted, 0.99)
     client, per_cpu_second = spent / full.seconds, len(full.accepted) / max(used, 0.01)
     return {"rate": full.rate, "per_cpu_second": per_cpu_second, "p99": p99, "inverse_p99": 1 / p99, "client": client}
 
 
-def take_rounds(servers: Mapping[str, ServerProcess], images: Sequence[str], options: argparse.Namespace) -> Rounds:
+def take_rounds(servers: dict[str, ServerProcess], images: Sequence[str], options: argparse.Namespace) -> Rounds:
+    """Measure all servers in turn. A peer that loses requests is reported with the reason and not measured again."""
     found: Rounds = {name: [] for name in servers}
     for number in range(options.rounds + 1):
-        for name, server in servers.items():
-            turn = measure(server, images, options.clients, options.seconds)
+        for name in list(found):
+            try:
+                turn = measure(servers[name], images, options.clients, options.seconds)
+            except PeerUnavailable as error:
+                if name == "convolve":
+                    raise SystemExit(f"convolve: {error}") from error
+                report_row("requests/s", name, [], note=str(error))
+                del found[name]
+                continue
+            print_turn(number, name, turn)
             if number:
                 found[name].append(turn)
-            counted = f"round {number}" if number else "not counted"
-            busy = f"clients use {turn['client']:.0%} of their core"
-            limit = ", so the server may be faster" if turn["client"] > BUSY_CLIENT else ""
-            rates = f"{turn['rate']:>8,.0f} requests/s, {turn['per_cpu_second']:>8,.0f} per CPU second"
-            print(f"{counted:<12} {name:<10} {rates}, p99 at half {turn['p99']:.2f} ms; {busy}{limit}", flush=True)
     return found
+
+
+def print_turn(number: int, name: str, turn: Turn) -> None:
+    counted = f"round {number}" if number else "not counted"
+    rates = f"{turn['rate']:>8,.0f} requests/s, {turn['per_cpu_second']:>8,.0f} per CPU second"
+    limit = ", so the server may be faster" if turn["client"] > BUSY_CLIENT else ""
+    busy = f"clients use {turn['client']:.0%} of their core{limit}"
+    print(f"{counted:<12} {name:<10} {rates}, p99 at half {turn['p99']:.2f} ms; {busy}", flush=True)
 
 
 def report(model: str, found: Rounds) -> bool:

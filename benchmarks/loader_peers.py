@@ -73,9 +73,8 @@ def write_images(folder: Path, count: int) -> int:
 
 def worker_command(name: str, environments: Path, folder: Path, batches: int) -> list[str]:
     packages = PACKAGES.get(name, ())
-    shared = "--no-deps" in packages
-    python = str(peer_python(name, packages, environments, shared=shared)) if packages else sys.executable
-    return [python, str(HERE / "peers" / f"{name}_loader.py"), str(folder), str(batches)]
+    python = peer_python(name, packages, environments, shared="--no-deps" in packages)
+    return [str(python), str(HERE / "peers" / f"{name}_loader.py"), str(folder), str(batches)]
 
 
 def find_commands(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:

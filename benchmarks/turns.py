@@ -166,15 +166,17 @@ def loop_command(kind: str, model: str, batch: int, steps: int) -> list[str]:
 
 def peer_command(peer: str, packages: Sequence[str], environments: Path, *arguments: str) -> list[str]:
     """Return the command of a worker in the virtual environment of another framework, created on first use."""
-    python = peer_python(peer, packages, environments)
+    python = peer_python(peer, packages, environments, shared="--no-deps" in packages)
     return [str(python), str(HERE / "peers" / f"{peer}_peer.py"), *arguments]
 
 
 def peer_python(peer: str, packages: Sequence[str], environments: Path, *, shared: bool = False) -> Path:
-    """Return the interpreter of a virtual environment, created on first use.
+    """Return the interpreter of a virtual environment, created on first use; without packages, this one.
 
     `shared` lets it import what is installed here too, such as torch, so no package is installed twice.
     """
+    if not packages:
+        return Path(sys.executable)
     environment = environments / peer
     if not (environment / "ready").exists():
         print(f"installing {' '.join(packages)} into {environment}", flush=True)
@@ -186,13 +188,13 @@ def peer_python(peer: str, packages: Sequence[str], environments: Path, *, share
 
 def _install(environment: Path, packages: Sequence[str], shared: bool) -> None:
     venv.create(environment, with_pip=True)
-    if shared:
-        _site_packages(environment).joinpath("shared.pth").write_text(sysconfig.get_path("purelib"))
     pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     try:
         subprocess.run([*pip, *packages], check=True, timeout=INSTALL_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise PeerUnavailable(f"cannot install {packages[-1]} ({type(error).__name__})") from error
+        raise PeerUnavailable(f"cannot install {packages[0]} ({type(error).__name__})") from error
+    if shared:  # not earlier: pip would not install what it finds there
+        _site_packages(environment).joinpath("shared.pth").write_text(sysconfig.get_path("purelib"))
     (environment / "ready").touch()
 
 

@@ -6,6 +6,9 @@ webdataset_loader.py FOLDER BATCHES
 import sys
 from collections.abc import Iterator
 
+import peers.torchvision_ops  # noqa: F401
+
+# isort: split
 import torch
 import webdataset
 from torch import Tensor

@@ -9,7 +9,7 @@ DOCS := $(VENV)/docs
 MINUTES ?= 60
 SECONDS ?= 60
 
-.PHONY: setup lock train test coverage check bench accuracy faults fuzz sanitize mutants soak zoo audit sbom docs clean
+.PHONY: setup lock train test coverage check bench bench-all accuracy faults fuzz sanitize mutants soak zoo audit sbom docs clean
 
 setup: $(READY)
 
@@ -118,6 +118,10 @@ docs: $(DOCS)/.ready
 
 bench: $(READY_DEV)
 	$(BIN)/python benchmarks/lenet_epoch.py
+
+# Every comparison with other libraries; writes the table in docs/performance.md. Some hours, on an idle machine.
+bench-all: $(READY_DEV)
+	$(BIN)/python benchmarks/all.py
 
 accuracy: $(READY)
 	$(BIN)/python benchmarks/accuracy.py

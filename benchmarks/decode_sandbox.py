@@ -11,6 +11,7 @@ import argparse
 import io
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from PIL import Image
 from convolve.inference.preprocess import DecodeRequest, InputSpec, decode_input
 from convolve.rng import generator
 from convolve.serving.decoding import DECODERS, DecoderPool
+from turns import check_ratio
 
 TARGET = 0.9
 SPEC = InputSpec(height=224, width=224, channels=3, crop_fraction=0.875, fit="photo")
@@ -83,12 +85,8 @@ def main() -> None:
         costs.append(found[in_sandbox][1] / found[in_process][1])
         print(f"{found[in_sandbox][0]:8.0f} images/s in the sandbox, {found[in_process][0]:8.0f} without", flush=True)
     pool.close()
-    speed = statistics.median(speeds)
-    print(
-        f"throughput in the sandbox / without: {speed:.3f} (target {TARGET}); CPU time: {statistics.median(costs):.3f}"
-    )
-    if speed < TARGET:
-        raise SystemExit("MISSED")
+    print(f"CPU time in the sandbox / without: {statistics.median(costs):.3f}")
+    sys.exit(0 if check_ratio("images/s in the sandbox", "decoding in the process", speeds, TARGET) else 1)
 
 
 if __name__ == "__main__":

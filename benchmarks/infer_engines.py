@@ -42,6 +42,7 @@ from convolve.inference.metadata import metadata_of  # noqa: E402
 from convolve.layers.fold import fold_batch_norms  # noqa: E402
 from convolve.loggers.base import SilentConsole  # noqa: E402
 from convolve.runs.load import training_pixels  # noqa: E402
+from turns import report_row  # noqa: E402
 
 MODELS = {
     "lenet-bn": "mnist",
@@ -60,8 +61,9 @@ Run = Callable[[Pixels], object]
 Row = dict[str, Any]
 
 
-def open_target(model: str, threads: int) -> BenchTarget:
-    config = resolve(None, None, {"model": model, "dataset": MODELS[model], "threads": threads}).config
+def open_target(model: str, threads: int, dataset: str | None = None) -> BenchTarget:
+    """Return a model with initial weights, for images in the shape of its usual data set or of another."""
+    config = resolve(None, None, {"model": model, "dataset": dataset or MODELS[model], "threads": threads}).config
     return from_config(config, SilentConsole())
 
 
@@ -161,6 +163,7 @@ def summarize(model: str, number_format: str, batch_size: int, chosen: str, foun
         "batch_size": batch_size,
         "chosen": chosen,
         "best": best,
+        "ratios": ratios,
         "ratio": median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
         "images_per_second": rates,
@@ -203,6 +206,8 @@ def main() -> int:
     rows = []
     for row in measure_models(options):
         print_row(row)
+        what = f"{row['model']}, batch size {row['batch_size']}, {row['format']}: images/s"
+        report_row(what, row["best"], row["ratios"], target=f"at least {TARGET:g}")
         rows.append(row)
     if options.json:
         options.json.write_text(

@@ -4,8 +4,8 @@
         [--envs FOLDER]
 
 The model: 20 convolutions of 5x5, ReLU, max-pool, batch norm, 50 of 5x5, ReLU, max-pool, dense. Every framework is used
-as in its documentation, with the data in memory, and installed into a separate virtual environment on first use.
-Target: 1.6 times the fastest of them. Exits with 1 if it is missed.
+as in its documentation, with the data in memory, and all but PyTorch in separate virtual environments, created on first
+use. Target: 1.6 times the fastest of them. Exits with 1 if it is missed.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from convolve.device import cache_folder
 from convolve.download import ignore_progress
 from turns import check_ratios, our_command, peer_command, take_turns
 
-PACKAGES = {
+PACKAGES: dict[str, tuple[str, ...]] = {
     "keras": ("tensorflow-cpu",),
     "jax": ("jax", "flax", "optax"),
     "paddle": ("paddlepaddle",),
-    "torch": ("torch>=2.13,<2.14", "numpy", "pillow"),
+    "torch": (),
 }
 EPOCH = 60_000 // 64
 TARGET = 1.6

@@ -25,52 +25,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+from http_load import GONE, Responses, Server, closed_loop, milliseconds, open_loop, post, read_response, run_client
 
 IDLE, GOOD_CLIENTS = 1000, 8
 BODY_SECONDS, HEAD_SECONDS = 2.0, 10.0
 LARGEST_GROWTH_MB = 64
-GONE = (asyncio.IncompleteReadError, OSError)
 
 
-@dataclass
-class Responses:
-    """Responses that the clients received, with latencies in seconds."""
-
-    accepted: list[float] = field(default_factory=list)
-    rejected: list[float] = field(default_factory=list)
-    statuses: Counter[int] = field(default_factory=Counter)
-    lost: int = 0
-    seconds: float = 0.0
-
-    def note(self, status: int, took: float) -> None:
-        self.statuses[status] += 1
-        if status == 200:
-            self.accepted.append(took)
-        elif status == 429:
-            self.rejected.append(took)
-
-    @property
-    def rate(self) -> float:
-        return len(self.accepted) / self.seconds
-
-    @property
-    def others(self) -> dict[int, int]:
-        return {status: count for status, count in self.statuses.items() if status not in (200, 429)}
-
-
-def milliseconds(values: list[float], fraction: float) -> float:
-    return 1000 * float(np.quantile(values, fraction)) if values else float("nan")
-
-
-class Served:
+class Served(Server):
     """A server process."""
 
     def __init__(self, run: str, *words: str) -> None:
@@ -93,86 +60,6 @@ class Served:
     def __exit__(self, *error: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
-
-    async def connect(self) -> Connection:
-        return await asyncio.open_connection("127.0.0.1", self.port)
-
-
-def post(body: bytes, kind: str = "image/png") -> bytes:
-    head = f"POST /predict?top=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}\r\n".encode() + body
-
-
-async def read_response(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Return the status, and whether the connection stays open."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-    assert length is not None, head
-    await reader.readexactly(int(length[1]))
-    return int(head[9:12]), b"connection: close" not in head.lower()
-
-
-async def run_client(served: Served, request: bytes, seen: Responses, active: asyncio.Event) -> None:
-    """Run one client of a closed loop, which sends the next request after each response, until the server is gone."""
-    connection: Connection | None = None
-    while active.is_set():
-        if connection is None:
-            try:
-                connection = await served.connect()
-            except OSError:
-                return
-        start = time.perf_counter()
-        try:
-            connection[1].write(request)
-            status, keep_alive = await read_response(connection[0])
-        except GONE:
-            seen.lost += 1
-            return
-        seen.note(status, time.perf_counter() - start)
-        if not keep_alive:
-            connection[1].close()
-            connection = None
-    if connection is not None:
-        connection[1].close()
-
-
-async def closed_loop(served: Served, request: bytes, clients: int, seconds: float) -> Responses:
-    seen, active = Responses(), asyncio.Event()
-    active.set()
-    start = time.perf_counter()
-    tasks = [asyncio.create_task(run_client(served, request, seen, active)) for _ in range(clients)]
-    await asyncio.sleep(seconds)
-    active.clear()
-    await asyncio.gather(*tasks)
-    seen.seconds = time.perf_counter() - start
-    return seen
-
-
-async def open_loop(served: Served, request: bytes, rate: float, seconds: float) -> Responses:
-    """Send requests at a fixed rate. Latency counts from the time a request was due, so a late sender hides nothing."""
-    seen, idle, start = Responses(), list[Connection](), time.perf_counter()
-
-    async def one(due: float) -> None:
-        try:
-            connection = idle.pop() if idle else await served.connect()
-            connection[1].write(request)
-            status, keep_alive = await read_response(connection[0])
-        except GONE:
-            seen.lost += 1
-            return
-        seen.note(status, time.perf_counter() - due)
-        idle.append(connection) if keep_alive else connection[1].close()
-
-    tasks = []
-    for number in range(int(rate * seconds)):
-        due = start + number / rate
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(due)))
-    seen.seconds = time.perf_counter() - start
-    await asyncio.gather(*tasks)
-    for _, writer in idle:
-        writer.close()
-    return seen
 
 
 async def abuse_once(served: Served, head: bytes, piece: bytes, pause: float, seen: Responses) -> None:
@@ -230,7 +117,7 @@ async def under_abuse(served: Served, good: bytes, seconds: float) -> tuple[Resp
     tasks.append(asyncio.create_task(repeat(send_once, served, post(huge_image()), kinds["huge"])))
     tasks.append(asyncio.create_task(repeat(send_once, served, post(b"x", "text/html"), kinds["wrong"])))
     await asyncio.sleep(0.5)
-    seen = await closed_loop(served, good, GOOD_CLIENTS, seconds)
+    seen = await closed_loop(served, [good], GOOD_CLIENTS, seconds)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -290,10 +177,10 @@ def measure_batching(options: argparse.Namespace, request: bytes, report: Report
     threads = ("--threads", options.threads)
     with Served(options.run, *threads) as many, Served(options.run, "--max-batch", "1", *threads) as single:
         for served in (many, single):
-            asyncio.run(closed_loop(served, request, 2, 0.5))
+            asyncio.run(closed_loop(served, [request], 2, 0.5))
         for _ in range(3):
             for served, seen in zip((many, single), found.values(), strict=True):
-                part = asyncio.run(closed_loop(served, request, options.clients, options.seconds / 3))
+                part = asyncio.run(closed_loop(served, [request], options.clients, options.seconds / 3))
                 seen.accepted += part.accepted
                 seen.statuses += part.statuses
                 seen.seconds += part.seconds
@@ -310,8 +197,8 @@ def measure_batching(options: argparse.Namespace, request: bytes, report: Report
 def measure_overload(options: argparse.Namespace, request: bytes, capacity: float, report: Report) -> None:
     queue = options.clients
     with Served(options.run, "--queue", str(queue), "--threads", options.threads) as served:
-        asyncio.run(closed_loop(served, request, 2, 0.5))
-        seen = asyncio.run(open_loop(served, request, 2 * capacity, options.seconds))
+        asyncio.run(closed_loop(served, [request], 2, 0.5))
+        seen = asyncio.run(open_loop(served, [request], 2 * capacity, options.seconds))
     report.show(f"{2 * capacity:.0f}/s arrive, queue {queue}", seen)
     rejection, waited = milliseconds(seen.rejected, 0.99), milliseconds(seen.accepted, 0.99)
     middle = len(seen.accepted) // 2
@@ -325,7 +212,7 @@ def measure_overload(options: argparse.Namespace, request: bytes, capacity: floa
 def measure_abuse(options: argparse.Namespace, request: bytes, report: Report) -> None:
     words = ("--body-seconds", f"{BODY_SECONDS:g}", "--max-body-mb", "4", "--threads", options.threads)
     with Served(options.run, *words) as served:
-        calm = asyncio.run(closed_loop(served, request, GOOD_CLIENTS, options.seconds))
+        calm = asyncio.run(closed_loop(served, [request], GOOD_CLIENTS, options.seconds))
         asyncio.run(under_abuse(served, request, 1.0))  # the first time allocates buffers that are kept
         before = served.memory_mb()
         seen, kinds = asyncio.run(under_abuse(served, request, max(options.seconds, HEAD_SECONDS + 3)))

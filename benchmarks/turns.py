@@ -10,19 +10,28 @@ This file needs only the standard library, since workers run in environments of 
 
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
+INSTALL_SECONDS = 1800.0
 Turn = Mapping[str, Any]
 Rounds = dict[str, list[Turn]]
+_versions: dict[str, str] = {}
+
+
+class PeerUnavailable(Exception):
+    """The reason why another library cannot be compared, in one line."""
 
 
 class Worker:
@@ -106,8 +115,9 @@ def check_ratios(found: Rounds, ours: str, targets: Mapping[str, float]) -> bool
     passed = True
     for other, target in targets.items():
         ratios = compare(found, ours, other, "images_per_second")
-        passed &= check_ratio(f"{ours} / {other}", median(ratios), target, spread=(min(ratios), max(ratios)))
+        passed &= check_ratio("images/s", other, ratios, target)
         if spent := compare(found, ours, other, "images_per_processor_second"):
+            report_row("images per CPU second", other, spent)
             print(f"    {median(spent):.2f} by images per CPU second, which other processes affect less")
     return passed
 
@@ -118,19 +128,30 @@ def compare(found: Rounds, ours: str, other: str, figure: str) -> list[float]:
     return [mine / theirs for mine, theirs in pairs if mine and theirs]
 
 
-def check_ratio(name: str, ratio: float, target: float, *, spread: tuple[float, float] | None = None) -> bool:
-    """Print a ratio with its target and return whether it is reached."""
-    interval = "" if spread is None else f" ({spread[0]:.2f} to {spread[1]:.2f})"
-    print(
-        f"{name}: {ratio:.2f}{interval}, at least {target:g}: {'reached' if ratio >= target else 'MISSED'}", flush=True
-    )
-    return ratio >= target
+def check_ratio(what: str, other: str, ratios: Sequence[float], target: float) -> bool:
+    """Print how often we are as good as another, the median over rounds, and return whether it reaches the target."""
+    ratio, passed = median(ratios), median(ratios) >= target
+    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    report_row(what, other, ratios, target=f"at least {target:g}")
+    print(f"{what} / {other}: {ratio:.2f}{spread}, at least {target:g}: {_outcome(passed)}", flush=True)
+    return passed
 
 
-def check_limit(name: str, value: float, limit: float, unit: str) -> bool:
+def check_limit(what: str, value: float, limit: float, unit: str) -> bool:
     """Print a value with its limit and return whether it is below."""
-    print(f"{name}: {value:.2f} {unit}, under {limit:g}: {'kept' if value < limit else 'MISSED'}", flush=True)
+    report_row(f"{what} ({unit})", "", [value], target=f"under {limit:g}")
+    print(f"{what}: {value:.2f} {unit}, under {limit:g}: {_outcome(value < limit)}", flush=True)
     return value < limit
+
+
+def _outcome(passed: bool) -> str:
+    return "reached" if passed else "MISSED"
+
+
+def report_row(what: str, peer: str, values: Sequence[float], *, target: str = "", note: str = "") -> None:
+    """Print a row for the table that `all.py` writes. Without values, `note` gives the reason."""
+    row = {"what": what, "peer": peer, "version": _versions.get(peer, ""), "values": list(values)}
+    print(f"row {json.dumps(row | {'target': target, 'note': note})}", flush=True)
 
 
 def our_command(steps: int, *options: str) -> list[str]:
@@ -145,10 +166,59 @@ def loop_command(kind: str, model: str, batch: int, steps: int) -> list[str]:
 
 def peer_command(peer: str, packages: Sequence[str], environments: Path, *arguments: str) -> list[str]:
     """Return the command of a worker in the virtual environment of another framework, created on first use."""
+    python = peer_python(peer, packages, environments, shared="--no-deps" in packages)
+    return [str(python), str(HERE / "peers" / f"{peer}_peer.py"), *arguments]
+
+
+def peer_python(peer: str, packages: Sequence[str], environments: Path, *, shared: bool = False) -> Path:
+    """Return the interpreter of a virtual environment, created on first use; without packages, this one.
+
+    `shared` lets it import what is installed here too, such as torch, so no package is installed twice.
+    """
+    if not packages:
+        return Path(sys.executable)
     environment = environments / peer
     if not (environment / "ready").exists():
         print(f"installing {' '.join(packages)} into {environment}", flush=True)
-        venv.create(environment, with_pip=True)
-        subprocess.run([environment / "bin" / "pip", "install", "--quiet", *packages], check=True)
-        (environment / "ready").touch()
-    return [str(environment / "bin" / "python"), str(HERE / "peers" / f"{peer}_peer.py"), *arguments]
+        _install(environment, packages, shared)
+    names = [package for package in packages if not package.startswith("-")]
+    _versions[peer] = package_version(names[0], environment)
+    return environment / "bin" / "python"
+
+
+def _install(environment: Path, packages: Sequence[str], shared: bool) -> None:
+    venv.create(environment, with_pip=True)
+    pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    try:
+        subprocess.run([*pip, *packages], check=True, timeout=INSTALL_SECONDS)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise PeerUnavailable(f"cannot install {packages[0]} ({type(error).__name__})") from error
+    if shared:  # not earlier: pip would not install what it finds there
+        _site_packages(environment).joinpath("shared.pth").write_text(sysconfig.get_path("purelib"))
+    (environment / "ready").touch()
+
+
+def _site_packages(environment: Path) -> Path:
+    return next(environment.glob("lib/python*/site-packages"))
+
+
+def package_version(package: str, environment: Path) -> str:
+    """Return name and version of a package in a virtual environment."""
+    name = re.split(r"[<>=\[]", package)[0]
+    found = distributions(name=name, path=[str(_site_packages(environment))])
+    return next((f"{name} {one.version}" for one in found), name)
+
+
+def process_tree(root: int) -> dict[int, float]:
+    """Return the CPU seconds of a process and of its living descendants, by process id. Needs Linux."""
+    parents, seconds = dict[int, int](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may have ended
+            fields = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name)
+            parents[process] = int(fields[1])
+            seconds[process] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    tree = [root]
+    for process in tree:
+        tree += [child for child, parent in parents.items() if parent == process]
+    return {process: seconds[process] for process in tree if process in seconds}

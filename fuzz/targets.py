@@ -41,6 +41,7 @@ from convolve.kernels import (
     depthwise,
     half_partials,
     jpeg,
+    jpeg_region,
     resize,
     rounding,
     winograd,
@@ -320,12 +321,17 @@ def run_half_partials(data: bytes) -> None:
 
 
 def run_jpeg(path: Path) -> None:
-    """Read a file as a JPEG in native code, with a good file next to it and with little memory."""
+    """Read a JPEG and decode half of it in native code, with a good file next to it and with little memory."""
     good = path.with_name("good.jpg")
     if not good.exists():
         shutil.copyfile(Path(__file__).parent / "corpus" / "jpeg" / "gray", good)
     extents = np.array([[0, 0, -1], [0, 3, 40], [0, 0, -1]], np.int64)
-    jpeg.read_jpegs([bytes(path), bytes(path), bytes(good)], extents, np.empty(4096, np.uint8))
+    decode = jpeg_region.load()
+    for found in jpeg.read_jpegs([bytes(path), bytes(path), bytes(good)], extents, np.empty(4096, np.uint8)):
+        if decode and found and found.size[0] * found.size[1] <= MOST_PIXELS:
+            height, width = found.size
+            region = jpeg_region.Region(height, width, 1, 0, width // 2, height, width - width // 2)
+            decode(found.data, region, np.empty(region.buffer_bytes, np.uint8))
 
 
 TARGETS: dict[str, Target] = {

@@ -4,8 +4,7 @@ there.
     timm_peer.py BATCH STEPS
 
 As there: NCHW, SGD with momentum 0.9 and weight decay 2e-5, smoothed labels, the loss read and metered at every step, a
-cosine schedule updated at every step. Torchvision, which timm imports, comes built for CUDA; those of its
-operators that are missing beside a CPU build of torch are declared here, and none of them is used.
+cosine schedule updated at every step.
 """
 
 import sys
@@ -13,18 +12,16 @@ import time
 
 import torch
 
-library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-for name in ("nms", "qnms"):
-    schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    library.define(schema)  # type: ignore[no-untyped-call]
+import peers.torchvision_ops  # noqa: F401
 
-from timm import create_model  # noqa: E402
-from timm.loss import LabelSmoothingCrossEntropy  # noqa: E402
-from timm.optim import create_optimizer_v2  # noqa: E402
-from timm.scheduler import CosineLRScheduler  # noqa: E402
-from timm.utils import AverageMeter  # noqa: E402
+# isort: split
+from timm import create_model
+from timm.loss import LabelSmoothingCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import AverageMeter
 
-from turns import serve, timed  # noqa: E402
+from turns import serve, timed
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 A JPEG can be decoded to 1/2, 1/4 or 1/8 of its sides for a fraction of the work. `Decoder` takes the smallest of these
 scales at which the box still has at least as many pixels as the target. Other scales exist, but have no fast code and
 cost more than they save. The fast DCT and chroma upsampling are used; they differ from the exact ones by a few levels.
+An image that the cache does not keep is decoded only inside the box.
 """
 
 import threading
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from convolve.data.dataset import Images
 from convolve.data.image_io import MAX_PIXELS, Box, decode_image_in_thread, too_large_error
+from convolve.kernels import jpeg_region
 from convolve.kernels.jpeg import Encoded, Jpeg
+from convolve.kernels.jpeg_region import Region, decode_whole
 from convolve.kernels.resize import ResizeJob, resize
 
 if TYPE_CHECKING:
@@ -126,21 +129,25 @@ class Decoder:
         box = choose_box(size)
         scale = _scale(box, shape)
         height, width = -(-size[0] // scale), -(-size[1] // scale)
+        cached = self._cache.has_space(height * width * 3)
+        if not cached and (part := self._decode_region(jpeg, scale, box)) is not None:
+            return part
         try:
-            pixels: Images = simplejpeg.decode_jpeg(
-                data,
-                colorspace="RGB",
-                fastdct=True,
-                fastupsample=True,
-                min_height=height,
-                min_width=width,
-                buffer=self._buffers.allocate(height * width * 3),
-            )
+            pixels = decode_whole(data, (height, width), self._buffers.allocate(height * width * 3))
         except ValueError:
             return self._decode_other(row, data, choose_box, shape)
-        if self._cache.has_space(pixels.nbytes):
+        if cached:
             self._cache.put(row, scale, pixels.copy(), size)
         return crop(pixels, size, box)
+
+    def _decode_region(self, jpeg: Jpeg, scale: int, box: Box) -> Images | None:
+        """Decode only the box; None if that is impossible."""
+        decode = jpeg_region.load()
+        if decode is None or not jpeg_region.is_decodable(jpeg.data, jpeg.size):
+            return None
+        height, width = -(-jpeg.size[0] // scale), -(-jpeg.size[1] // scale)
+        region = Region(height, width, scale, *(box if scale == 1 else _shrink(box, jpeg.size, (height, width))))
+        return decode(jpeg.data, region, self._buffers.allocate(region.buffer_bytes))
 
 
 class _ThreadBuffers(threading.local):

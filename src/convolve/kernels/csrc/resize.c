@@ -140,16 +140,23 @@ INLINE void resize_columns(const uint8_t *lines, int64_t wide, const int16_t *we
     }
 }
 
+/* Return a line that may be read for row_bytes: itself if so many bytes of the image follow its start, else a copy. */
+static const uint8_t *readable_line(const job *work, int64_t y, int64_t row_bytes, uint8_t *copy) {
+    if (y >= work->height) return copy;
+    int64_t start = y * work->stride, bytes = work->width * CHANNELS;
+    if (start + row_bytes <= (work->height - 1) * work->stride + bytes) return work->pixels + start;
+    return memcpy(copy, work->pixels + start, (size_t)bytes);
+}
+
 /* With a constant for the usual number of taps, the compiler needs no inner loop. */
 static void resize_across(const job *work, uint8_t *pair, uint8_t *lines, int64_t wide) {
     const axis *across = work->across;
     int64_t row_bytes = line_bytes(work->width + across->taps);
     for (int64_t y = 0; y < work->height; y += 2) {
-        const uint8_t *from = work->pixels + y * work->stride;
-        memcpy(pair, from, (size_t)work->width * CHANNELS);
-        if (y + 1 < work->height) memcpy(pair + row_bytes, from + work->stride, (size_t)work->width * CHANNELS);
-        if (across->taps == 2) resize_rows(pair, pair + row_bytes, across, 2, lines + y * wide, wide);
-        else resize_rows(pair, pair + row_bytes, across, across->taps, lines + y * wide, wide);
+        const uint8_t *one = readable_line(work, y, row_bytes, pair);
+        const uint8_t *two = readable_line(work, y + 1, row_bytes, pair + row_bytes);
+        if (across->taps == 2) resize_rows(one, two, across, 2, lines + y * wide, wide);
+        else resize_rows(one, two, across, across->taps, lines + y * wide, wide);
     }
 }
 

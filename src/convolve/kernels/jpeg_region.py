@@ -1,0 +1,132 @@
+"""Decode a box of a JPEG natively, with the libjpeg-turbo inside Pillow.
+
+simplejpeg has the fastest whole-image decoder, but no way to decode a part. libjpeg-turbo has, and Pillow's wheels
+include it as a shared library. The rows above the box and the columns beside it are parsed, but not transformed and
+converted, and the rows below are not read. The pixels are those that simplejpeg decodes with its fast transform and
+chroma filter: this is compared on a probe image before the first use.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+import simplejpeg
+
+from convolve.kernels import build
+from convolve.kernels.jpeg import Encoded
+
+Images: TypeAlias = npt.NDArray[np.uint8]
+MAX_EXTRA_COLUMNS = 32  # decoded beside the box, since blocks are decoded whole
+_END_OF_IMAGE = b"\xff\xd9"
+_SMALLEST_SIDE = 8  # in smaller images, simplejpeg may choose another scale of the same size
+_FUNCTIONS = (  # as in jpeg_region.c
+    "jpeg_std_error",
+    "jpeg_CreateDecompress",
+    "jpeg_mem_src",
+    "jpeg_read_header",
+    "jpeg_start_decompress",
+    "jpeg_crop_scanline",
+    "jpeg_skip_scanlines",
+    "jpeg_read_scanlines",
+    "jpeg_destroy_decompress",
+)
+
+
+class Region(NamedTuple):
+    """A box of an image that is decoded at 1 / scale of its sides; all sizes are in scaled pixels."""
+
+    height: int
+    width: int
+    scale: int
+    top: int
+    left: int
+    rows: int
+    columns: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Return the number of bytes that decoding needs."""
+        return self.rows * min(self.width, self.columns + MAX_EXTRA_COLUMNS) * 3
+
+
+Decode: TypeAlias = Callable[[Encoded, Region, Images], Images | None]
+
+
+def is_decodable(data: Encoded, size: Sequence[int]) -> bool:
+    """Return whether parts of an image may be decoded: it must be complete, since nothing below the box is read."""
+    return bytes(data[-2:]) == _END_OF_IMAGE and min(size) >= _SMALLEST_SIDE
+
+
+@cache
+def load() -> Decode | None:
+    """Load the native form; None if it cannot be compiled, or if Pillow's library is missing or computes other bits."""
+    library, path = build.load("jpeg_region.c"), find_libjpeg()
+    if isinstance(library, build.Unavailable) or path is None:
+        return None
+    try:
+        decode = bind(library, ctypes.CDLL(str(path)))
+    except (OSError, AttributeError):
+        return None
+    return decode if matches_simplejpeg(decode) else None
+
+
+def bind(library: build.Library, libjpeg: ctypes.CDLL) -> Decode:
+    """Return the decoder in a compiled library, which uses the functions of `libjpeg`."""
+    addresses = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+    functions = (ctypes.c_void_p * len(addresses))(*addresses)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    call = library.function("convolve_decode_region", (pointer, pointer, number, pointer, pointer, number))
+
+    def decode(data: Encoded, region: Region, memory: Images) -> Images | None:
+        """Return the pixels of the region, in `memory`; None if the image has an error above the end of the region."""
+        source, part = np.frombuffer(data, np.uint8), (number * len(region))(*region)
+        address, target = source.__array_interface__["data"][0], memory.__array_interface__["data"][0]
+        if call(functions, address, len(source), part, target, len(memory)):
+            return None
+        columns, skipped = part[6], region.left - part[4]
+        pixels = memory[: region.rows * columns * 3].reshape(region.rows, columns, 3)
+        return pixels[:, skipped : skipped + region.columns]
+
+    return decode
+
+
+def find_libjpeg() -> Path | None:
+    """Return the library in Pillow's wheel for Linux or macOS."""
+    folder = Path(PIL.__file__).parent
+    return next((path for place in ("../pillow.libs", ".dylibs") for path in folder.glob(f"{place}/libjpeg*")), None)
+
+
+def matches_simplejpeg(decode: Decode) -> bool:
+    """Compare parts of a probe image with the whole, at every scale that the loader uses."""
+    rows, columns = np.mgrid[:90, :110]
+    image = np.stack([rows * columns, 7 * rows + 3 * columns, rows**2 - columns], axis=2).astype(np.uint8)
+    for sampling in ("420", "444"):
+        data = simplejpeg.encode_jpeg(image, quality=80, colorsubsampling=sampling)
+        for scale in (1, 2, 4, 8):
+            height, width = -(-90 // scale), -(-110 // scale)
+            whole = decode_whole(data, (height, width), None)
+            top, left = height // 3, width // 3
+            region = Region(height, width, scale, top, left, height // 3, width // 2)
+            part = decode(data, region, np.empty(region.buffer_bytes, np.uint8))
+            if part is None or not np.array_equal(part, whole[top : top + height // 3, left : left + width // 2]):
+                return False
+    return True
+
+
+def decode_whole(data: Encoded, size: tuple[int, int], memory: Images | None) -> Images:
+    """Return a whole JPEG [H, W, 3], decoded at the smallest scale that reaches a size; ValueError if it is broken."""
+    pixels: Images = simplejpeg.decode_jpeg(
+        data,
+        colorspace="RGB",
+        fastdct=True,
+        fastupsample=True,
+        min_height=size[0],
+        min_width=size[1],
+        buffer=memory,
+    )
+    return pixels

@@ -1,0 +1,121 @@
+"""A box of a JPEG has the pixels of the same box in the whole image."""
+
+import ctypes
+import io
+from pathlib import Path
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from PIL import Image
+
+from convolve.data.image_io import center_box
+from convolve.data.loader.decoder import Decoder
+from convolve.data.readers.index import WHOLE_FILE, make_index
+from convolve.data.readers.locations import SampleLocation
+from convolve.errors import DataError
+from convolve.kernels import build, jpeg_region
+from convolve.kernels.jpeg_region import Region, decode_whole
+
+
+@pytest.fixture(scope="module")
+def decode():
+    decode = jpeg_region.load()
+    if decode is None:
+        pytest.skip("no compiler, or Pillow without its own libjpeg-turbo")
+    return decode
+
+
+def encode(height, width, mode="RGB", **options) -> bytes:
+    chance = np.random.default_rng((height, width))
+    small = Image.fromarray(chance.integers(0, 256, (7, 9, 3), np.uint8)).resize((width, height))
+    noisy = np.clip(np.asarray(small) + chance.normal(0, 8, (height, width, 3)), 0, 255).astype(np.uint8)
+    sink = io.BytesIO()
+    Image.fromarray(noisy).convert(mode).save(sink, "JPEG", **options)
+    return sink.getvalue()
+
+
+def decode_part(decode, data, size, scale, box):
+    height, width = -(-size[0] // scale), -(-size[1] // scale)
+    region = Region(height, width, scale, *box)
+    return decode(data, region, np.empty(region.buffer_bytes, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("RGB", {"subsampling": "4:2:0"}),
+        ("RGB", {"subsampling": "4:2:2"}),
+        ("RGB", {"subsampling": "4:4:4"}),
+        ("RGB", {"subsampling": "4:2:0", "progressive": True}),
+        ("RGB", {"subsampling": "4:2:0", "restart_marker_blocks": 3}),
+        ("L", {}),
+    ],
+)
+@pytest.mark.parametrize("size", [(75, 121), (64, 64), (9, 40)])
+def test_a_part_has_the_pixels_of_the_whole(decode, mode, options, size):
+    data, chance = encode(*size, mode, **options), np.random.default_rng(0)
+    for scale in (1, 2, 4, 8):
+        height, width = -(-size[0] // scale), -(-size[1] // scale)
+        whole = decode_whole(data, (height, width), None)
+        for _ in range(12):
+            top, left = (int(chance.integers(side)) for side in (height, width))
+            rows, columns = int(chance.integers(1, height - top + 1)), int(chance.integers(1, width - left + 1))
+            part = decode_part(decode, data, size, scale, (top, left, rows, columns))
+            assert np.array_equal(part, whole[top : top + rows, left : left + columns])
+
+
+@pytest.mark.parametrize("problem", ["other size", "too little memory", "damage", "no image", "empty"])
+def test_what_cannot_be_decoded_is_none(decode, problem):
+    data, size, box = encode(64, 64, subsampling="4:2:0"), (64, 64), (0, 0, 64, 64)
+    if problem == "too little memory":
+        assert decode(data, Region(64, 64, 1, *box), np.empty(100, np.uint8)) is None
+        return
+    size = (64, 65) if problem == "other size" else size
+    middle = data.index(b"\xff\xda") + 40
+    contents = {"damage": data[:middle] + b"\xff\xd9" + data[middle:], "no image": b"\xff\xd8\xff" * 50, "empty": b"\0"}
+    assert decode_part(decode, contents.get(problem, data), size, 1, box) is None
+
+
+def test_a_library_of_another_abi_is_rejected(decode):
+    folder = Path(PIL.__file__).parents[1] / "torchvision.libs"
+    path = next(folder.glob("libjpeg*.so.8"), None)
+    if path is None:
+        pytest.skip("no libjpeg of ABI 8 is installed")
+    other = jpeg_region.bind(build.load("jpeg_region.c"), ctypes.CDLL(str(path)))
+    assert decode_part(other, encode(64, 64), (64, 64), 1, (0, 0, 9, 9)) is None
+    assert not jpeg_region.matches_simplejpeg(other)
+
+
+def test_a_decoder_with_other_pixels_is_not_used(decode):
+    def brighter(*arguments):
+        part = decode(*arguments)
+        part[0, 0] ^= 1
+        return part
+
+    assert jpeg_region.matches_simplejpeg(decode) and not jpeg_region.matches_simplejpeg(brighter)
+
+
+def fill(folder, data, box, cache_bytes=0):
+    (folder / "0.jpg").write_bytes(data)
+    reader = make_index(folder, ["0.jpg"], [SampleLocation(0, 0, WHOLE_FILE, 0, "0.jpg")])
+    target = torch.zeros((24, 24, 3), dtype=torch.uint8)
+    Decoder(reader, cache_bytes).decode(0, box, target, flip=False)
+    return target
+
+
+@pytest.mark.parametrize("side", [20, 50, 110, 200])
+def test_the_loader_has_the_same_pixels_with_its_cache_and_without_parts(decode, tmp_path, monkeypatch, side):
+    data, box = encode(203, 251, subsampling="4:2:0"), lambda size: (3, 51, side, side)
+    with_parts, cached = fill(tmp_path, data, box), fill(tmp_path, data, box, 1 << 20)
+    monkeypatch.setattr(jpeg_region, "load", lambda: None)
+    assert torch.equal(with_parts, fill(tmp_path, data, box)) and torch.equal(with_parts, cached)
+
+
+def test_a_truncated_image_is_an_error_wherever_the_box_is(decode, tmp_path):
+    data = encode(203, 251)
+    with pytest.raises(DataError, match="0.jpg"):
+        fill(tmp_path, data[: len(data) * 3 // 4], lambda size: (0, 0, 10, 10))
+    assert not jpeg_region.is_decodable(data[:-2], (203, 251))
+    assert fill(tmp_path, data, lambda size: center_box(size, 0.5)).any()

@@ -21,7 +21,7 @@ from convolve.loggers.files import open_loggers, truncate_after
 from convolve.models.network import Network
 from convolve.models.summary import summarize
 from convolve.numerics.execution import Execution
-from convolve.run_files import CONFIG_FILE, GRAPH_FILE, RECIPE_FILE
+from convolve.run_files import BAD_SAMPLES_FILE, CONFIG_FILE, GRAPH_FILE, RECIPE_FILE
 from convolve.runs.average import average_at_end
 from convolve.runs.data_check import check_run_data
 from convolve.runs.describe import write_svg
@@ -113,6 +113,12 @@ class RunOutputs:
             draw_curves(self.folder)
         # Plots contain reference cycles: without this, a process that trains many times keeps many of them.
         gc.collect()
+
+    def write_bad_samples(self, skipped: Sequence[str]) -> None:
+        """List the samples that could not be read, if there are any."""
+        if skipped:
+            text = "".join(f"{line}\n" for line in skipped)
+            write_file(self.folder / BAD_SAMPLES_FILE, text.encode("utf-8", "backslashreplace"))
 
     def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
         """Write the HTML report of a complete run; `result` is that of the test images."""

@@ -43,7 +43,6 @@ from convolve.engine.step import StepParts
 from convolve.engine.stopping import EarlyStopCallback
 from convolve.engine.throughput import Timer
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.files import write_file
 from convolve.label_scores import MEAN_AVERAGE_PRECISION
 from convolve.loggers.base import Console
 from convolve.models import registry
@@ -52,7 +51,7 @@ from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
 from convolve.optim.optimizers import select_optimizer
 from convolve.optim.schedules import RunSpan, explain_warmup
-from convolve.run_files import BAD_SAMPLES_FILE, CHECKPOINTS_FOLDER
+from convolve.run_files import CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes, continue_config, fit_processes
 from convolve.runs.clock import elapsed_seconds
@@ -164,9 +163,7 @@ class Session:
             self.outputs.average_checkpoints(self.data)
         report = self._report(timer, result, log.final_loss, stopped_by)
         report_data_wait(timer.measured, self.console)
-        if self.loader.skipped:
-            lines = "".join(f"{line}\n" for line in self.loader.skipped)
-            write_file(self.outputs.folder / BAD_SAMPLES_FILE, lines.encode("utf-8", "backslashreplace"))
+        self.outputs.write_bad_samples(self.loader.skipped)
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, result)

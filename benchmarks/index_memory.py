@@ -1,6 +1,8 @@
 """Memory of the index of a large folder of images in one process, after the index was cached.
 
-python benchmarks/index_memory.py --images 1000000
+    python benchmarks/index_memory.py --images 1000000
+
+The index is made up: no image is written.
 """
 
 import argparse

@@ -169,19 +169,20 @@ class Result:
     test_samples: int = 1
     files: int = 1
     stored_bytes: int = 1
+    device_test: None = None
 
 
 RECORD = ValidationRecord("step-000000001", 1, 1.0, 0.5, 0.25, 4, 1.0, 4.0)
 AVERAGED = AverageReport(Path("written"), ["one"], "measured", None)
 ALIGNED = AlignReport(Path("align"), [], "they agree", Path("page.html"))
 CURVE = convolve.LRCurve((0.1,), (1.0,), 0.1)
-SWEPT = convolve.SweepResult((convolve.Run("runs/x"),), ({"seed": 1},), (0.5,))
+SWEPT = convolve.SweepResult((convolve.Run("runs/x"),), ({"seed": 1},), (0.5,), (1.0,), Path("runs"))
 CODE_OPTIONS = {"loss", "metrics", "callbacks", "progress"}
 # Command line, public function, options that it gets, result, and what is printed with --json.
 CALLS = {
     "train --epochs 1 --dataset digits": ("train", {"config", *CODE_OPTIONS}, None, None),
     "find-lr --dataset digits": ("find_lr", {"config", "loss", "low", "high", "steps"}, CURVE, '"suggestion": 0.1'),
-    "sweep --grid seed=1": ("sweep", {"config", "draws", "progress"}, SWEPT, '"test_accuracy": 0.5'),
+    "sweep --grid seed=1": ("sweep", {"config", "jobs", "draws", "halving", "progress"}, SWEPT, '"accuracy": 0.5'),
     "predict runs/x a.png": ("predict", {"invert", "explain", "engine", "progress"}, Result(), '"path": "written"'),
     "report runs/x": ("report", {"output", "progress"}, Result(), '"path": "written"'),
     "doctor": ("doctor", {"device", "seconds", "progress"}, Result(), '"path": "written"'),

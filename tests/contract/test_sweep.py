@@ -138,7 +138,10 @@ def test_functions_of_the_main_program_cannot_run_in_several_processes(tmp_path)
         raise AssertionError("never called")
 
     build.__module__ = "__main__"
-    with pytest.raises(convolve.ConfigError, match="jobs: .* is defined in the main program"):
+    with pytest.raises(
+        convolve.ConfigError,
+        match="jobs: .* is defined in (the main program|a notebook), which other processes cannot import",
+    ):
         convolve.sweep({"seed": [0, 1]}, "digits", build, jobs=2, run_dir=tmp_path / "sweep", **QUICK)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from convolve.data.loader.loader import ReplicaShard
 from convolve.summation import Node, TreeSum, cover
 
+_MAX_COUNTS = 1024  # of micro batches in a step, to be tried one by one
 AddFn = Callable[[Tensor, Tensor, int], Tensor]
 """Returns the sum of two flat tensors, given the first leaf of the second one; overwrites neither."""
 
@@ -28,8 +29,10 @@ class SumLayout:
 
     @cached_property
     def most_nodes(self) -> int:
-        """The largest number of nodes of a replica in any step."""
+        """The largest number of nodes of a replica in any step; above a thousand micro batches, a bound of it."""
         counts = range(1, self.replicas * self.accumulation + 1)
+        if len(counts) > _MAX_COUNTS:
+            return bound_nodes(self.accumulation)
         return max(len(nodes) for count in counts for nodes in self.nodes(count))
 
     def first_sample(self, leaf: int, count: int) -> int:
@@ -42,6 +45,15 @@ class SumLayout:
 def _list_nodes(replicas: int, span: int, count: int) -> list[list[Node]]:
     shards = [ReplicaShard(replica, replicas, span) for replica in range(replicas)]
     return [cover(shard.leaves(count), count) for shard in shards]
+
+
+def bound_nodes(leaves: int) -> int:
+    """Return the most nodes in which up to `leaves` consecutive leaves can end: sizes rise from 1 and fall again."""
+    nodes = 0
+    while leaves >= 1 << nodes // 2:
+        leaves -= 1 << nodes // 2
+        nodes += 1
+    return nodes
 
 
 def plain_add(left: Tensor, right: Tensor, first: int) -> Tensor:

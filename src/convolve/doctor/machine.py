@@ -21,13 +21,14 @@ EXTRAS = {
     "openvino": ("onnx", "onnxruntime", "onnxscript", "openvino"),
     "coreml": ("coremltools",),
     "hub": ("huggingface_hub",),
+    "ray": ("ray",),
     "serve": ("starlette", "uvicorn", "httptools"),
 }
 
 # Native code: C files and compiler options.
 NATIVE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "layers": (("batch_norm.c", "conv_pool.c", "depthwise.c", "winograd.c"), binding.OPTIONS),
-    "pictures": (("jpeg.c", "resize.c"), ()),
+    "pictures": (("jpeg.c", "jpeg_region.c", "resize.c"), ()),
     "number formats": (("rounding.c",), ()),
     "half partials": (("half_partials.c",), binding.OPTIONS),
     "checksums": (("checksum.c",), ()),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convolve.distributed.gradient_sync import BucketedSum, LocalSum, fill_buckets, group_by_bytes
-from convolve.distributed.node_sum import SumLayout, plain_add, sum_nodes
+from convolve.distributed.node_sum import SumLayout, bound_nodes, plain_add, sum_nodes
 from convolve.distributed.shared_memory import SharedMemoryAllReduce
 from convolve.errors import ParallelError
 from convolve.numerics.execution import PlainExecution
@@ -297,3 +297,9 @@ def test_the_nodes_of_all_replicas_cover_every_leaf_once(replicas, span, count):
     ]
     assert sorted(leaves) == list(range(count))
     assert max(map(len, layout.nodes(count))) <= 2 and layout.most_nodes <= 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("accumulation", [*range(1, 12), 31, 64])
+def test_the_bound_for_thousands_of_micro_batches_is_never_exceeded(replicas, accumulation):
+    assert SumLayout(replicas, accumulation).most_nodes <= bound_nodes(accumulation)

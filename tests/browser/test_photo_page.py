@@ -1,4 +1,4 @@
-"""The photo page in a real browser: samples, drop, paste, webcam, and an error with a remedy for whatever fails."""
+"""The photo page in a real browser: samples, drop, paste, webcam, and an error with a remedy if something fails."""
 
 import base64
 import io

@@ -89,7 +89,7 @@ QUICK = ["--iterations", "3", "--batch-size", "8", "--threads", "1", "--no-repor
 
 
 def install(folder, name, code):
-    """Build a package with pip and install it into a folder of its own."""
+    """Build a package with pip and install it into a new folder."""
     source = folder / "source"
     (source / name).mkdir(parents=True)
     (source / name / "__init__.py").write_text(code)

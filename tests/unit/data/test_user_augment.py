@@ -31,7 +31,7 @@ def draw_from_rng(image, rng):
 
 
 class Counter:
-    """Keeps a state of its own."""
+    """Keeps random state."""
 
     def __init__(self):
         self.calls = 0

@@ -31,7 +31,7 @@ def draw_from_rng(image, rng):
 
 
 class Counter:
-    """Keeps random state."""
+    """Counts its calls."""
 
     def __init__(self):
         self.calls = 0

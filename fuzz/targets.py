@@ -254,7 +254,7 @@ def run_conv_pool(data: bytes) -> None:
 
 
 def run_batch_norm(data: bytes) -> None:
-    """Compare batch norm with torch's."""
+    """Compare batch norm with torch's in float64; that of float32 loses digits if the variance is small."""
     draw = Numbers(data)
     channels, activation = draw.integer(1, 200), ("none", "relu")[draw.integer(0, 1)]
     x = draw.tensor(draw.integer(1, 4), channels, draw.integer(1, 12), draw.integer(1, 12), spread=draw.integer(1, 100))
@@ -265,9 +265,9 @@ def run_batch_norm(data: bytes) -> None:
         or not batch_norm.can_run(x, weight, bias)
     ):
         return
-    plain = functional.batch_norm(x, None, None, weight, bias, training=True, eps=1e-3)
+    exact = functional.batch_norm(x.double(), None, None, weight.double(), bias.double(), training=True, eps=1e-3)
     ours = batch_norm.normalize(x, weight, bias, 1e-3, activation)[0]
-    _require_close(ours.detach(), plain.relu() if activation == "relu" else plain, 2e-3)
+    _require_close(ours.detach(), exact.relu() if activation == "relu" else exact, 1e-3)
 
 
 def run_resize(data: bytes) -> None:

@@ -171,13 +171,18 @@ def _rebuild_error(message: bytes) -> ConvolveError:
 def _wait(descriptor: int, event: int, deadline: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, event)
-        if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise SandboxError("sandbox: time limit reached; the input takes too long to process")
+        selector.select(max(0.0, deadline - time.monotonic()))
+
+
+def _check_time(deadline: float) -> None:
+    if time.monotonic() >= deadline:
+        raise SandboxError("sandbox: time limit reached; the input takes too long to process")
 
 
 def _write_all(descriptor: int, data: bytes, deadline: float) -> None:
     view = memoryview(data)
     while view:
+        _check_time(deadline)
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
@@ -189,6 +194,7 @@ def _write_all(descriptor: int, data: bytes, deadline: float) -> None:
 def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
     parts: list[bytes] = []
     while size:
+        _check_time(deadline)
         try:
             part = os.read(descriptor, min(size, 1 << 20))
         except BlockingIOError:

@@ -37,7 +37,7 @@ FINE_TUNING = {
     "fit_head": True,
     "freeze_norms": True,
     "optimizer": "adamw",
-    "learning_rate": 3e-4,
+    "learning_rate": 1e-4,
     "clip_norm": 1.0,
     "layer_decay": 0.9,
     "weight_decay": 0.05,
@@ -74,7 +74,7 @@ COMMON = {
     "batch_size": 32,
 }
 VALIDATION_FRACTION = 0.15
-FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS = 4_000, (2, 12)
+FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS = 11_000, (2, 15)
 SCRATCH_SAMPLES, SCRATCH_EPOCHS = 80_000, (10, 100)
 EMA_EPOCHS = 2.0
 MIN_BUDGET_EPOCHS, MAX_BUDGET_EPOCHS = 0.2, 100.0

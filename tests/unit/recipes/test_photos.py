@@ -98,7 +98,7 @@ def test_plan_fits_a_classifier_and_fine_tunes_with_weights(photos: Path, weight
     plan = plan_photos(photos, found, {"model": MODEL, "weights": str(weights), "image_size": 32}, console)
     config = plan.config
     assert config.model.fit_head and config.model.freeze_norms and config.optim.layer_decay < 1
-    assert found.validation is not None and config.optim.epochs == 12
+    assert found.validation is not None and config.optim.epochs == 15
     assert len(plan.lines) <= 6 and all(len(line) <= 120 for line in plan.lines)
 
 

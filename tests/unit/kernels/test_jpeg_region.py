@@ -22,8 +22,8 @@ from convolve.kernels.jpeg_region import Region, decode_whole
 @pytest.fixture(scope="module")
 def decode():
     decode = jpeg_region.load()
-    if decode is None:
-        pytest.skip("no compiler, or Pillow without its own libjpeg-turbo")
+    if isinstance(decode, build.Unavailable):
+        pytest.skip(decode.reason)
     return decode
 
 
@@ -109,7 +109,7 @@ def fill(folder, data, box, cache_bytes=0):
 def test_the_loader_has_the_same_pixels_with_its_cache_and_without_parts(decode, tmp_path, monkeypatch, side):
     data, box = encode(203, 251, subsampling="4:2:0"), lambda size: (3, 51, side, side)
     with_parts, cached = fill(tmp_path, data, box), fill(tmp_path, data, box, 1 << 20)
-    monkeypatch.setattr(jpeg_region, "load", lambda: None)
+    monkeypatch.setattr(jpeg_region, "load", lambda: build.Unavailable("disabled"))
     assert torch.equal(with_parts, fill(tmp_path, data, box)) and torch.equal(with_parts, cached)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import PIL
@@ -17,6 +18,7 @@ from convolve.data.readers.locations import SampleLocation
 from convolve.errors import DataError
 from convolve.kernels import build, jpeg_region
 from convolve.kernels.jpeg_region import Region, decode_whole
+from convolve.runs.notices import report_whole_decoding
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,23 @@ def test_a_decoder_with_other_pixels_is_not_used(decode):
         return part
 
     assert jpeg_region.matches_simplejpeg(decode) and not jpeg_region.matches_simplejpeg(brighter)
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"), [(None, "this Pillow contains no libjpeg-turbo"), (b"no library", "file too short")]
+)
+def test_whole_images_are_decoded_with_a_line_if_pillow_has_no_usable_libjpeg(decode, tmp_path, contents, reason):
+    pillow, lines = tmp_path / "PIL", []
+    console = SimpleNamespace(info=lines.append)
+    for folder in (pillow, tmp_path / "pillow.libs"):
+        folder.mkdir()
+    if contents:
+        (tmp_path / "pillow.libs" / "libjpeg.so").write_bytes(contents)
+    images = make_index(tmp_path, ["0.jpg"], [SampleLocation(0, 0, WHOLE_FILE, 0, "0.jpg")])
+    report_whole_decoding(images, console, lambda: jpeg_region.load(pillow))
+    assert len(lines) == 1 and reason in lines[0] and "decoding whole images" in lines[0]
+    report_whole_decoding(images, console)
+    assert len(lines) == 1, "this Pillow has one"
 
 
 def fill(folder, data, box, cache_bytes=0):

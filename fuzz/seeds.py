@@ -114,6 +114,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
     )
     numbers = bytes(range(1, 200, 3))
     native = ("depthwise", "winograd", "conv-pool", "batch-norm", "resize", "rounding", "checksum", "half-partials")
+    native += ("jpeg-region",)
     return {
         "idx-images": {"two": pack_idx(PIXELS)},
         "idx-labels": {"three": pack_idx(np.array([1, 2, 3], np.uint8))},

@@ -9,7 +9,7 @@ import torch
 
 from convolve.cli.doctor import run
 from convolve.doctor import checks, device_test
-from convolve.kernels import build
+from convolve.kernels import build, jpeg_region
 from convolve.loggers.base import SilentConsole
 
 # The function `convolve.doctor` has the name of the package.
@@ -30,12 +30,18 @@ def test_every_c_file_is_tried():
     assert files == {file for files, _ in doctor.NATIVE.values() for file in files}
 
 
+def test_a_pillow_without_libjpeg_is_reported(tmp_path):
+    state = doctor.describe_regions(jpeg_region.load(tmp_path))
+    assert state.startswith("whole images are decoded; ")
+    assert doctor.describe_regions(lambda *arguments: None) == "decoded alone"
+
+
 def test_a_report_contains_only_probed_results(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "PROBES", [("matmul", "float32")])
     assert run(["--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [ability["works"] for ability in report["abilities"]] == [True]
-    assert set(report["native"]) == {"layers", "pictures", "number formats", "half partials", "checksums"}
+    assert set(report["native"]) == {*doctor.NATIVE, "JPEG regions"}
     assert report["versions"]["python"].startswith("3.") and report["threads"] >= 1
 
 

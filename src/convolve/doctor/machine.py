@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from convolve import __version__, device
 from convolve.inference.engines.base import ENGINES, is_installed
-from convolve.kernels import binding, build
+from convolve.kernels import binding, build, jpeg_region
 from convolve.loggers.base import Console
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def run(console: Console) -> DoctorReport:
         amx=_amx(broken),
         isa_limit=os.environ.get(device.ISA_LIMIT),
         abilities=abilities,
-        native={what: _try_native(files, options) for what, (files, options) in NATIVE.items()},
+        native={what: _try_native(files, options) for what, (files, options) in NATIVE.items()}
+        | {"JPEG regions": describe_regions(jpeg_region.load())},
         extras={extra: all(find_spec(module) for module in modules) for extra, modules in EXTRAS.items()},
         engines={engine: is_installed(engine) for engine in ENGINES},
     )
@@ -89,6 +90,11 @@ def _try_native(files: tuple[str, ...], options: tuple[str, ...]) -> str:
     results = [build.load(file, options) for file in files]
     reasons = dict.fromkeys(result.reason for result in results if isinstance(result, build.Unavailable))
     return "; ".join(reasons) or "compiled"
+
+
+def describe_regions(decode: jpeg_region.Decode | build.Unavailable) -> str:
+    """Return whether the regions of JPEGs that a crop needs are decoded alone, which also takes a libjpeg-turbo."""
+    return f"whole images are decoded; {decode.reason}" if isinstance(decode, build.Unavailable) else "decoded alone"
 
 
 def _amx(broken: bool) -> str:

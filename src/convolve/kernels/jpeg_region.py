@@ -3,7 +3,8 @@
 simplejpeg has the fastest whole-image decoder, but no way to decode a part. libjpeg-turbo has, and Pillow's wheels
 include it as a shared library. The rows above the box and the columns beside it are parsed, but not transformed and
 converted, and the rows below are not read. The pixels are those that simplejpeg decodes with its fast transform and
-chroma filter: this is compared on a probe image before the first use.
+chroma filter: this is compared on a probe image before the first use. Pillow itself uses the exact transform and the
+smooth chroma filter, which change nothing at 1/8, below 1 without subsampled chroma, and at 1/4 for 4:2:0.
 """
 
 import ctypes
@@ -21,6 +22,8 @@ from convolve.kernels import build
 from convolve.kernels.jpeg import Encoded
 
 Images: TypeAlias = npt.NDArray[np.uint8]
+PILLOW = Path(PIL.__file__).parent
+SCALES = (1, 2, 4, 8)
 MAX_EXTRA_COLUMNS = 32  # decoded beside the box, since blocks are decoded whole
 _END_OF_IMAGE = b"\xff\xd9"
 _SMALLEST_SIDE = 8  # in smaller images, simplejpeg may choose another scale of the same size
@@ -63,16 +66,25 @@ def is_decodable(data: Encoded, size: Sequence[int]) -> bool:
 
 
 @cache
-def load() -> Decode | None:
-    """Load the native form; None if it cannot be compiled, or if Pillow's library is missing or computes other bits."""
-    library, path = build.load("jpeg_region.c"), find_libjpeg()
-    if isinstance(library, build.Unavailable) or path is None:
-        return None
+def load(pillow: Path = PILLOW) -> Decode | build.Unavailable:
+    """Load the native form, or return why it cannot be used: the library may be missing or compute other pixels."""
+    decode = open_decoder(pillow)
+    if isinstance(decode, build.Unavailable) or matches_simplejpeg(decode):
+        return decode
+    return build.Unavailable("the libjpeg-turbo in Pillow computes other pixels than simplejpeg")
+
+
+def open_decoder(pillow: Path = PILLOW) -> Decode | build.Unavailable:
+    """Compile the native form and bind it to the library in this folder of Pillow."""
+    library, path = build.load("jpeg_region.c"), find_libjpeg(pillow)
+    if isinstance(library, build.Unavailable):
+        return library
+    if path is None:
+        return build.Unavailable("this Pillow contains no libjpeg-turbo")
     try:
-        decode = bind(library, ctypes.CDLL(str(path)))
-    except (OSError, AttributeError):
-        return None
-    return decode if matches_simplejpeg(decode) else None
+        return bind(library, ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:
+        return build.Unavailable(" ".join(str(error).split()))
 
 
 def bind(library: build.Library, libjpeg: ctypes.CDLL) -> Decode:
@@ -95,19 +107,18 @@ def bind(library: build.Library, libjpeg: ctypes.CDLL) -> Decode:
     return decode
 
 
-def find_libjpeg() -> Path | None:
-    """Return the library in Pillow's wheel for Linux or macOS."""
-    folder = Path(PIL.__file__).parent
-    return next((path for place in ("../pillow.libs", ".dylibs") for path in folder.glob(f"{place}/libjpeg*")), None)
+def find_libjpeg(pillow: Path) -> Path | None:
+    """Return the library in the folder of Pillow as installed by its wheel for Linux or macOS."""
+    return next((path for place in ("../pillow.libs", ".dylibs") for path in pillow.glob(f"{place}/libjpeg*")), None)
 
 
 def matches_simplejpeg(decode: Decode) -> bool:
-    """Compare parts of a probe image with the whole, at every scale that the loader uses."""
+    """Compare parts of a probe image with the whole, at every scale."""
     rows, columns = np.mgrid[:90, :110]
     image = np.stack([rows * columns, 7 * rows + 3 * columns, rows**2 - columns], axis=2).astype(np.uint8)
     for sampling in ("420", "444"):
         data = simplejpeg.encode_jpeg(image, quality=80, colorsubsampling=sampling)
-        for scale in (1, 2, 4, 8):
+        for scale in SCALES:
             height, width = -(-90 // scale), -(-110 // scale)
             whole = decode_whole(data, (height, width), None)
             top, left = height // 3, width // 3

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from convolve.data.dataset import Skipped
+from convolve.data.dataset import Reader, Skipped
+from convolve.data.readers.index import Index
 from convolve.engine.throughput import Interval
 from convolve.errors import to_one_line
+from convolve.kernels import jpeg_region
+from convolve.kernels.build import Unavailable
 from convolve.loggers.base import Console
 
 DATA_BOUND_FRACTION = 0.25
@@ -17,6 +20,14 @@ def report_skipped_entries(skipped: Sequence[Skipped], console: Console, emit: C
         console.info(to_one_line(f"skipped entries of the data: {reasons}"))
         entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
         emit("skipped_entries", entries=entries)
+
+
+def report_whole_decoding(
+    images: Reader, console: Console, load: Callable[[], jpeg_region.Decode | Unavailable] = jpeg_region.load
+) -> None:
+    """Print a line if encoded images are decoded whole because their regions cannot be decoded."""
+    if isinstance(images, Index) and isinstance(found := load(), Unavailable):
+        console.info(f"regions of JPEGs cannot be decoded ({found.reason}); decoding whole images, which is slower")
 
 
 def report_data_wait(measured: Interval | None, console: Console) -> None:

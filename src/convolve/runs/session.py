@@ -60,7 +60,7 @@ from convolve.runs.finished import read_finished
 from convolve.runs.folder import create_run_dir, discard_failed_start, has_started, lock_run, read_config
 from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.load import read_thresholds
-from convolve.runs.notices import report_data_wait, report_skipped_entries
+from convolve.runs.notices import report_data_wait, report_skipped_entries, report_whole_decoding
 from convolve.runs.outputs import NullOutputs, RunOutputs, name_best
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
 from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
@@ -206,6 +206,7 @@ class Session:
         self.outputs.logger.start(replace(info, restored_step=self.restored_step, setup_seconds=seconds))
         self.outputs.emit("numerics", **self.numerics.to_json())
         report_skipped_entries(self.data.dataset.skipped, self.console, self.outputs.emit)
+        report_whole_decoding(self.data.dataset.train, self.console)
         peak = self.config.resolved_optim().learning_rate
         if short := explain_warmup(self.config.schedule, peak, self.span):
             self.console.info(short)

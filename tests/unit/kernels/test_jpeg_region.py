@@ -3,6 +3,7 @@
 import ctypes
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import PIL
@@ -17,13 +18,14 @@ from convolve.data.readers.locations import SampleLocation
 from convolve.errors import DataError
 from convolve.kernels import build, jpeg_region
 from convolve.kernels.jpeg_region import Region, decode_whole
+from convolve.runs.notices import report_whole_decoding
 
 
 @pytest.fixture(scope="module")
 def decode():
     decode = jpeg_region.load()
-    if decode is None:
-        pytest.skip("no compiler, or Pillow without its own libjpeg-turbo")
+    if isinstance(decode, build.Unavailable):
+        pytest.skip(decode.reason)
     return decode
 
 
@@ -97,6 +99,23 @@ def test_a_decoder_with_other_pixels_is_not_used(decode):
     assert jpeg_region.matches_simplejpeg(decode) and not jpeg_region.matches_simplejpeg(brighter)
 
 
+@pytest.mark.parametrize(
+    ("contents", "reason"), [(None, "this Pillow contains no libjpeg-turbo"), (b"no library", "file too short")]
+)
+def test_whole_images_are_decoded_with_a_line_if_pillow_has_no_usable_libjpeg(decode, tmp_path, contents, reason):
+    pillow, lines = tmp_path / "PIL", []
+    console = SimpleNamespace(info=lines.append)
+    for folder in (pillow, tmp_path / "pillow.libs"):
+        folder.mkdir()
+    if contents:
+        (tmp_path / "pillow.libs" / "libjpeg.so").write_bytes(contents)
+    images = make_index(tmp_path, ["0.jpg"], [SampleLocation(0, 0, WHOLE_FILE, 0, "0.jpg")])
+    report_whole_decoding(images, console, lambda: jpeg_region.load(pillow))
+    assert len(lines) == 1 and reason in lines[0] and "decoding whole images" in lines[0]
+    report_whole_decoding(images, console)
+    assert len(lines) == 1, "this Pillow has one"
+
+
 def fill(folder, data, box, cache_bytes=0):
     (folder / "0.jpg").write_bytes(data)
     reader = make_index(folder, ["0.jpg"], [SampleLocation(0, 0, WHOLE_FILE, 0, "0.jpg")])
@@ -109,7 +128,7 @@ def fill(folder, data, box, cache_bytes=0):
 def test_the_loader_has_the_same_pixels_with_its_cache_and_without_parts(decode, tmp_path, monkeypatch, side):
     data, box = encode(203, 251, subsampling="4:2:0"), lambda size: (3, 51, side, side)
     with_parts, cached = fill(tmp_path, data, box), fill(tmp_path, data, box, 1 << 20)
-    monkeypatch.setattr(jpeg_region, "load", lambda: None)
+    monkeypatch.setattr(jpeg_region, "load", lambda: build.Unavailable("disabled"))
     assert torch.equal(with_parts, fill(tmp_path, data, box)) and torch.equal(with_parts, cached)
 
 

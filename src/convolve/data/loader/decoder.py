@@ -18,6 +18,7 @@ from torch import Tensor
 from convolve.data.dataset import Images
 from convolve.data.image_io import MAX_PIXELS, Box, decode_image_in_thread, too_large_error
 from convolve.kernels import jpeg_region
+from convolve.kernels.build import Unavailable
 from convolve.kernels.jpeg import Encoded, Jpeg
 from convolve.kernels.jpeg_region import Region, decode_whole
 from convolve.kernels.resize import ResizeJob, resize
@@ -143,7 +144,7 @@ class Decoder:
     def _decode_region(self, jpeg: Jpeg, scale: int, box: Box) -> Images | None:
         """Decode only the box; None if that is impossible."""
         decode = jpeg_region.load()
-        if decode is None or not jpeg_region.is_decodable(jpeg.data, jpeg.size):
+        if isinstance(decode, Unavailable) or not jpeg_region.is_decodable(jpeg.data, jpeg.size):
             return None
         height, width = -(-jpeg.size[0] // scale), -(-jpeg.size[1] // scale)
         region = Region(height, width, scale, *(box if scale == 1 else _shrink(box, jpeg.size, (height, width))))

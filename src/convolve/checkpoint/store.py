@@ -90,7 +90,7 @@ class Store:
             entries = [json.loads(text) for text in self.team.exchange(json.dumps(own, default=vars))]
             if self.team.rank == 0:
                 files = {name: FileEntry(**entry) for named in entries for name, entry in named.items()}
-                self._publish(draft, encode_entries(files), own)
+                self._publish(draft, files, own)
         finally:
             if self.team.rank == 0:
                 draft.discard()
@@ -101,17 +101,19 @@ class Store:
         files = encode(snapshot)
         if self.team.rank:
             del files[STATE_FILE]
-        _write_files(draft, files)
+        if files:
+            _write_files(draft, files)
         entries = describe_files(files)
         if self.team.rank:
             compare_files(draft.folder, entries)
         return entries
 
-    def _publish(self, draft: FolderDraft, manifest: bytes, own: dict[str, FileEntry]) -> None:
+    def _publish(self, draft: FolderDraft, entries: dict[str, FileEntry], own: dict[str, FileEntry]) -> None:
         """Complete a draft to which all processes have written, and prune older checkpoints."""
         path = draft.path
-        if not _is_identical(path, manifest):
-            _write_files(draft, {MANIFEST_FILE: manifest}, publish=True)
+        if not _is_identical(path, encode_entries(entries)):
+            _require_files(draft, entries)
+            _write_files(draft, {MANIFEST_FILE: encode_entries(entries)}, publish=True)
             read_manifest(path)
             compare_files(path, own)
             failpoint("verified")
@@ -295,6 +297,17 @@ def _write_files(draft: FolderDraft, files: dict[str, bytes], *, publish: bool =
             draft.publish()
     except OSError as error:
         raise _save_error(draft.path, error, sum(map(len, files.values()))) from error
+
+
+def _require_files(draft: FolderDraft, entries: dict[str, FileEntry]) -> None:
+    """Raise CheckpointError unless this process has the files of all processes."""
+    for name, entry in entries.items():
+        file = draft.folder / name
+        if not file.is_file() or file.stat().st_size != entry.size:
+            raise CheckpointError(
+                f"{draft.path}: {name}, written by another process, is not in the folder of rank 0; give all hosts the "
+                "same run folder, as on a shared file system"
+            )
 
 
 def _clean(folder: Path) -> None:

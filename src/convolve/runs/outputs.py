@@ -115,10 +115,12 @@ class RunOutputs:
         # Plots contain reference cycles: without this, a process that trains many times keeps many of them.
         gc.collect()
 
-    def write_bad_samples(self, skipped: Sequence[str]) -> None:
-        """List the samples that could not be read, if there are any."""
-        if skipped:
-            text = "".join(f"{line}\n" for line in skipped)
+    def write_bad_samples(self, skipped: Sequence[str], collectives: Collectives) -> None:
+        """List the samples that any rank could not read, if there are any; all ranks must call it."""
+        lists = map(json.loads, collectives.exchange(json.dumps(skipped)))
+        lines = sorted({line for lines in lists for line in lines})
+        if lines and collectives.is_rank_zero:
+            text = "".join(f"{line}\n" for line in lines)
             write_file(self.folder / BAD_SAMPLES_FILE, text.encode("utf-8", "backslashreplace"))
 
     def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:

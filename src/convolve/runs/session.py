@@ -164,7 +164,7 @@ class Session:
             self.outputs.average_checkpoints(self.data)
         report = self._report(timer, result, log.final_loss, stopped_by)
         report_data_wait(timer.measured, self.console)
-        self.outputs.write_bad_samples(self.loader.skipped)
+        self.outputs.write_bad_samples(self.loader.skipped, self.collectives)
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, result)

@@ -120,6 +120,25 @@ def test_if_one_process_cannot_write_nothing_is_published_and_all_raise(tmp_path
     assert os.listdir(tmp_path) == ["step-000000001"]
 
 
+def test_hosts_with_different_folders_are_one_line(tmp_path):
+    def save_apart(team):
+        return Store(tmp_path / str(team.rank), keep=2, team=team).save(make(2, team.rank))
+
+    error, *_ = run_team(save_apart)
+    assert "model-00002-of-00003.safetensors, written by another process, is not in the folder of rank 0" in str(error)
+    assert os.listdir(tmp_path / "0") == []
+
+
+def test_a_process_without_tensors_writes_nothing(tmp_path):
+    def save_apart(team):
+        snapshot = Snapshot({"model": {"w": torch.ones(2)}} if team.rank == 0 else {}, {"step": 1})
+        return Store(tmp_path / str(team.rank), keep=2, team=team).save(snapshot)
+
+    run_team(save_apart)
+    assert os.listdir(tmp_path) == ["0"]
+    assert sorted(os.listdir(tmp_path / "0/step-000000001")) == ["manifest.json", "model.safetensors", "state.json"]
+
+
 def test_pruning_removes_the_files_of_all_processes(tmp_path):
     for step in range(1, 5):
         save(tmp_path, step)

@@ -4,6 +4,9 @@ import hashlib
 import os
 from pathlib import Path
 
+from safetensors.torch import save
+
+from convolve.checkpoint.store import load
 from convolve.config.loading import resolve
 from convolve.loggers.base import SilentConsole
 
@@ -17,9 +20,11 @@ def digits_config(folder, **given):
 
 
 def weights_hash(run_dir: Path) -> str:
-    """Return the sha256 of the weights of the newest checkpoint."""
+    """Return the sha256 of the weights of the newest checkpoint, as one file if several processes wrote them."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+    if (newest / "model.safetensors").exists():
+        return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256(save(load(newest).tensors["model"])).hexdigest()
 
 
 class StoppingConsole(SilentConsole):

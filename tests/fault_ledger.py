@@ -15,6 +15,7 @@ PROMISED = {
     "SIGKILL, 2 stages": (50, BITS),
     "SIGKILL of the command": (3, BITS),
     "SIGKILL at a stage of a save": (26, BITS),
+    "SIGKILL of one of two savers": (23, BITS),
     "SIGKILL at a system call of a save": (40, BITS),
     "I/O error at a system call of a save": (40, EITHER),
     "full disk at a system call of a save": (40, EITHER),

@@ -44,6 +44,9 @@ class ThreadCollectives:
     def broadcast_str(self, text):
         return self._exchange(self.topology.rank, text)[0]
 
+    def exchange(self, text):
+        return self._exchange(self.topology.rank, text)
+
     def sum_over_replicas(self, values):
         parts = self._exchange(self.topology.rank, values)
         return sum(parts[rank] for rank in self.topology.same_stage(self.topology.stage))

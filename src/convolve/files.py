@@ -1,4 +1,4 @@
-"""Crash-safe files and folders: atomic writes, a lock, whole-line logs, sha256, failpoints.
+"""Crash-safe files and folders: atomic writes, a lock, sha256, failpoints.
 
 A file or folder written here exists completely or not at all, even after SIGKILL or a power cut. It is filled under a
 private name beside its final one, flushed to disk and renamed, and then the rename is flushed too. Private names start
@@ -37,7 +37,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -111,8 +111,13 @@ def replace_file(path: Path, data: bytes) -> None:
             _remove(folder, draft)
 
 
-def _draft_name(path: Path) -> str:
-    return f".tmp-{path.name}-{secrets.token_hex(4)}-{os.getpid()}"
+def draft_owner() -> str:
+    """Return the end of the private names of this process, which no other draft has."""
+    return f"{secrets.token_hex(4)}-{os.getpid()}"
+
+
+def _draft_name(path: Path, owner: str = "") -> str:
+    return f".tmp-{path.name}-{owner or draft_owner()}"
 
 
 def _create_file(folder: Directory, name: str, data: bytes, stage: str) -> None:
@@ -132,23 +137,46 @@ def _rename_file(source: Directory, draft: str, target: Directory, name: str) ->
     target.sync()
 
 
-def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make `path` a folder with these files, written in this order; a folder that exists is replaced atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_name(path)
-    with open_folder(path.parent) as parent:
-        try:
-            parent.mkdir(draft)
+class FolderDraft:
+    """A folder that gets its name once it is complete. Processes that use the same `owner` write to the same draft."""
+
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self.path = path
+        self.folder = path.with_name(_draft_name(path, owner))
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write these files in this order and flush them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open_folder(self.path.parent) as parent:
+            with suppress(FileExistsError):
+                parent.mkdir(self.folder.name)
             failpoint("temp-made")
-            with parent.open_folder(draft) as folder:
+            with parent.open_folder(self.folder.name) as folder:
                 for name, data in files.items():
                     _create_file(folder, name, data, name)
                     failpoint(f"synced:{name}")
                 folder.sync()
-            failpoint("temp-synced")
-            _swap_in(parent, draft, path.name)
-        finally:
-            _remove(parent, draft)
+
+    def publish(self) -> None:
+        """Give the draft its name; a folder that has it is replaced atomically."""
+        failpoint("temp-synced")
+        with open_folder(self.path.parent) as parent:
+            _swap_in(parent, self.folder.name, self.path.name)
+
+    def discard(self) -> None:
+        """Remove the draft, if it has not been published."""
+        with suppress(OSError), open_folder(self.path.parent) as parent:
+            _remove(parent, self.folder.name)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make `path` a folder with these files, written in this order; a folder that exists is replaced atomically."""
+    draft = FolderDraft(path)
+    try:
+        draft.write(files)
+        draft.publish()
+    finally:
+        draft.discard()
 
 
 def _swap_in(parent: Directory, draft: str, name: str) -> None:
@@ -171,15 +199,15 @@ def _swap_in(parent: Directory, draft: str, name: str) -> None:
     _remove(parent, aside)
 
 
-def remove_folder(path: Path, names: Collection[str]) -> bool:
-    """Remove a folder that contains only files with these names; otherwise change nothing and return False.
+def remove_folder(path: Path, belongs: Callable[[str], bool]) -> bool:
+    """Remove a folder that contains only files whose names belong to it; otherwise change nothing and return False.
 
     It first gets a private name, so it is never seen incomplete under its final one.
     """
     withdrawn = f".gone-{path.name}-{os.getpid()}"
     with open_folder(path.parent) as parent, parent.open_folder(path.name) as folder:
         entries = folder.names()
-        if not set(names).issuperset(entries) or any(map(folder.has_folder, entries)):
+        if not all(map(belongs, entries)) or any(map(folder.has_folder, entries)):
             return False
         _remove(parent, withdrawn)
         parent.rename(path.name, withdrawn)
@@ -343,54 +371,3 @@ def _lock(file: IO[str], on_wait: Callable[[], None]) -> bool:
                 return False
         on_wait()
         time.sleep(_LOCK_POLL_SECONDS)
-
-
-class LineFile:
-    """Append-only text file. When `write` returns, the operating system has the whole line; if it fails, nothing."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path = path
-        self._file = file
-
-    @classmethod
-    def open(cls, path: Path) -> "LineFile":
-        """Open a file to append to; an incomplete last line, left by a power cut, is removed first."""
-        try:
-            descriptor = _open_lines(path)
-        except OSError as error:
-            raise ConvolveError(describe_write_error(path, error)) from error
-        return cls(path, os.fdopen(descriptor, "ab", buffering=0))
-
-    @property
-    def empty(self) -> bool:
-        """Return True if the file has no lines, not even from an earlier process."""
-        return os.fstat(self._file.fileno()).st_size == 0
-
-    def write(self, line: str) -> None:
-        """Append one line; line breaks inside it become spaces."""
-        rest = memoryview((" ".join(line.splitlines()) + "\n").encode("utf-8", "backslashreplace"))
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) or 0 :]
-        except OSError as error:
-            os.ftruncate(self._file.fileno(), size)
-            raise ConvolveError(describe_write_error(self.path, error)) from error
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _open_lines(path: Path) -> int:
-    """Return the descriptor of a text file to append to, without an incomplete last line."""
-    with open_folder(path.parent) as folder:
-        descriptor = folder.open_file(path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, single=True)
-    try:
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read()
-        if data and not data.endswith(b"\n"):
-            os.ftruncate(descriptor, data.rfind(b"\n") + 1)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -1,6 +1,7 @@
 """Every collective between real processes."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -38,14 +39,20 @@ def check_collectives(config, console):
         with pytest.raises(ParallelError, match="different weights"):
             require_equal_weights(collectives, norm)
         stages = collectives.collect({f"stage{topology.stage}": rank})
-        ranks = collectives.collect({f"rank{topology.rank}": rank}, from_replicas=True)
-        return texts, sorted(stages), sorted(ranks)
+        assert collectives.exchange("") == [""] * 4
+        ranks = collectives.exchange("grün" * topology.rank)
+        channel = collectives.open_channel()
+        with ThreadPoolExecutor(1) as thread:  # beside the other collectives
+            background = thread.submit(channel, str(topology.rank))
+            assert collectives.any_rank(False) is False
+        assert background.result() == ["0", "1", "2", "3"]
+        return texts, sorted(stages), ranks
 
 
 def test_collectives_of_two_replicas_of_two_stages():
     texts, stages, ranks = Job(LAYOUT, check_collectives, LAYOUT).finish()
     assert texts == ["", " ", "grün"]
-    assert stages == ["stage0", "stage1"] and ranks == ["rank0", "rank1", "rank2", "rank3"]
+    assert stages == ["stage0", "stage1"] and ranks == ["", "grün", "grüngrün", "grüngrüngrün"]
 
 
 def sum_over_short_spans(config, console):

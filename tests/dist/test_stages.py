@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from safetensors.torch import load_file
 
+from convolve.checkpoint.store import load
 from convolve.cli.restore import read_changes, read_options
 from convolve.errors import ConfigError
 from convolve.runs.changes import Changes
@@ -47,11 +47,9 @@ def plain(tmp_path_factory):
 
 
 def tensors(folder, *parts):
-    newest = max((folder / "checkpoints").glob("step-*"))
+    stored = load(max((folder / "checkpoints").glob("step-*"))).tensors
     return {
-        f"{part}.{name}": value
-        for part in parts or ("model", "optimizer")
-        for name, value in load_file(newest / f"{part}.safetensors").items()
+        f"{part}.{name}": tensor for part in parts or ("model", "optimizer") for name, tensor in stored[part].items()
     }
 
 

@@ -3,14 +3,17 @@
 import os
 import shutil
 import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from convolve.checkpoint.manifest import encode_manifest, verify
+from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store, load
+from convolve.checkpoint.team import Team
 from convolve.errors import CheckpointError
-from convolve.files import FAILPOINT_VARIABLE
+from convolve.files import FAILPOINT_VARIABLE, draft_owner
 from fault_ledger import Ledger
 from forked_commands import FORKS
 from snapshots import make, reopen, value_of
@@ -132,10 +135,10 @@ def test_a_newer_format_is_distinguished_from_damage(
 ) -> None:
     _, _, newest = pair
     files = {name: (newest / name).read_bytes() for name in FILES[:-1]}
-    monkeypatch.setattr("convolve.checkpoint.manifest.VERSION", 2)
+    monkeypatch.setattr("convolve.checkpoint.manifest.VERSION", 3)
     (newest / "manifest.json").write_bytes(encode_manifest(files))
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="version 2: this convolve reads .* version 1"):
+    with pytest.raises(CheckpointError, match="version 3: this convolve reads .* versions 1 and 2"):
         load(newest)
 
 
@@ -192,6 +195,60 @@ def test_after_a_kill_while_a_step_is_replaced_the_old_or_the_new_one_loads(
     with counted.one("SIGKILL at a stage of a save"):
         run_and_die(save_until_killed, tmp_path, stage, 2, 21.0)
         assert reopen(tmp_path)[1] == (20.0 if stage in ("temp-synced", "set-aside") else 21.0)
+
+
+def save_slice_until_killed(folder: Path, rank: int, peer: Connection, stage: str) -> None:
+    """Save step 3 as one of two processes; `peer` is the connection to the other one."""
+
+    def exchange(text: str) -> list[str]:
+        peer.send(text)
+        return [text, peer.recv()] if rank == 0 else [peer.recv(), text]
+
+    owner = exchange(draft_owner())[0]
+    os.environ[FAILPOINT_VARIABLE] = stage
+    tensors = {part: {f"{part}{rank}": named["a"]} for part, named in make(3).tensors.items()}
+    snapshot = Snapshot(tensors, {"step": 3}, dict.fromkeys(tensors, (rank, 2)))
+    Store(folder, keep=2, team=Team(rank, rank == 0, owner, exchange)).save(snapshot)
+
+
+def slices_of(rank: int) -> list[str]:
+    return [f"{part}-0000{rank + 1}-of-00002.safetensors" for part in ("model", "optimizer", "averages")]
+
+
+SLICE_STAGES = [
+    (rank, stage)
+    for rank in (0, 1)
+    for stage in ["temp-made", *(f"{act}:{file}" for file in slices_of(rank) for act in ("wrote", "synced"))]
+]
+MANIFEST_STAGES = [(0, stage) for stage in [*BEFORE[-3:], *AFTER]]
+
+
+@pytest.mark.parametrize(("rank", "stage"), [*SLICE_STAGES, *MANIFEST_STAGES])
+def test_after_a_kill_of_one_of_two_savers_the_newest_good_checkpoint_loads(
+    rank: int, stage: str, tmp_path: Path, counted: Ledger
+) -> None:
+    store = Store.open(tmp_path, keep=2)
+    for step in (1, 2):
+        store.save(make(step))
+    with counted.one("SIGKILL of one of two savers"):
+        peers = FORKS.Pipe()
+        savers = [
+            FORKS.Process(
+                target=save_slice_until_killed, args=(tmp_path, number, peers[number], stage if number == rank else "")
+            )
+            for number in (0, 1)
+        ]
+        for saver in savers:
+            saver.start()
+        for peer in peers:
+            peer.close()
+        for saver in savers:
+            saver.join(60)
+        assert savers[rank].exitcode == -signal.SIGKILL, "the stage was not reached"
+        store = Store.open(tmp_path, keep=2)
+        assert store.newest(str)[1].step == (3 if stage in AFTER else 2)
+        assert not [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+        assert len(store.paths()) >= 2
 
 
 @pytest.mark.parametrize("stage", BEST)

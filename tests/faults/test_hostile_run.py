@@ -8,8 +8,9 @@ import pytest
 
 from convolve.checkpoint.store import Store
 from convolve.errors import CheckpointError, ConvolveError
-from convolve.files import LineFile, hold_lock, recover, remove_folder, replace_file, write_folder
+from convolve.files import hold_lock, recover, remove_folder, replace_file, write_folder
 from convolve.inference.classifier import LoadOptions
+from convolve.line_file import LineFile
 from convolve.loggers.base import SilentConsole
 from convolve.loggers.files import truncate_after
 from convolve.numerics.observers import write_dump
@@ -239,7 +240,7 @@ def test_each_function_leaves_the_target_of_a_link_unchanged(tmp_path):
     target.mkdir()
     (target / "file").write_bytes(SECRET)
     link.symlink_to(target)
-    for function in (lambda: write_folder(link, {"file": b""}), lambda: remove_folder(link, ["file"])):
+    for function in (lambda: write_folder(link, {"file": b""}), lambda: remove_folder(link, ["file"].__contains__)):
         with pytest.raises(OSError, match="is a symbolic link"):
             function()
     file = tmp_path / "log.txt"

@@ -18,6 +18,7 @@ from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 from digit_runs import weights_hash
 from photo_sets import FORMATS, photo_config, write_every_format
+from process_runs import train_together
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +116,17 @@ def test_a_damaged_image_is_skipped_and_listed_in_the_run_folder(photos, tmp_pat
     report = session.train(photo_config(tmp_path, "folder", tmp_path / "run", **given), SilentConsole())
     assert report.steps == 10
     assert str(broken) in (tmp_path / "run" / "bad-samples.txt").read_text()
+
+
+@pytest.mark.dist
+def test_damaged_images_of_all_replicas_are_in_one_sorted_list(photos, tmp_path):
+    shutil.copytree(photos / "folder", tmp_path / "folder")
+    broken = sorted(min(folder.iterdir()) for folder in (tmp_path / "folder" / "train").iterdir())
+    for file in broken:
+        file.write_bytes(file.read_bytes()[:300])
+    given = {"bad_samples": "skip", "bad_samples_limit": 0.1, "validation_mode": "none", "batch_size": 4}
+    for name, layout in {"one": {"gradient_accumulation_count": 2}, "two": {"replicas": 2}}.items():
+        train_together(photo_config(tmp_path, "folder", tmp_path / name, **given, **layout))
+    lists = [(tmp_path / name / "bad-samples.txt").read_text() for name in ("one", "two")]
+    assert [line.partition(": ")[0] for line in lists[0].splitlines()] == list(map(str, broken)) and len(broken) == 3
+    assert lists[0] == lists[1]

@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: size and sha256 of each file, with a sha256 of the manifest itself; written last.
 
-A checkpoint without a manifest is incomplete. Files are read once, compared with the manifest, and only then parsed,
-from the same bytes. Only the file names of a checkpoint are accepted, so a manipulated manifest cannot point elsewhere.
+A checkpoint without a manifest is incomplete. Files are compared with the manifest, and only then parsed. Only the file
+names of a checkpoint are accepted, so a manipulated manifest cannot point elsewhere.
 """
 
 import hashlib
@@ -9,18 +9,20 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from convolve.checkpoint.snapshot import FILES
+from convolve.checkpoint.snapshot import WantsFn, is_checkpoint_file, is_slice, part_of, read_tensors
 from convolve.errors import CheckpointError
 from convolve.files import open_run_file, sha256_of
 from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
 FORMAT = "convolve-checkpoint"
 VERSION = 1
+SLICED_VERSION = 2
 T = TypeVar("T")
-_MAX_MANIFEST_BYTES = 2**16
+_MAX_MANIFEST_BYTES = 2**20
 _REMEDY = "use another checkpoint, or `convolve restore RUN`, which uses the newest intact one"
 
 
@@ -32,14 +34,25 @@ class FileEntry:
     size: int
 
 
+def describe_files(files: Mapping[str, bytes]) -> dict[str, FileEntry]:
+    """Return the entries of these files in a manifest."""
+    return {name: FileEntry(_sha256(data), len(data)) for name, data in files.items()}
+
+
 def encode_manifest(files: Mapping[str, bytes]) -> bytes:
     """Return the manifest of these files."""
-    entries = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()}
-    return _seal({"format": FORMAT, "version": VERSION, "files": entries})
+    return encode_entries(describe_files(files))
+
+
+def encode_entries(entries: Mapping[str, FileEntry]) -> bytes:
+    """Return the manifest with these entries."""
+    version = SLICED_VERSION if any(map(is_slice, entries)) else VERSION
+    files = {name: {"bytes": entry.size, "sha256": entry.sha256} for name, entry in entries.items()}
+    return _seal({"format": FORMAT, "version": version, "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """Return the entries of a checkpoint's manifest by file name; the sha256 identifies the content of a part."""
+    """Return the entries of a checkpoint's manifest by file name."""
     path = folder / MANIFEST_FILE
     raw = _read(path, None, _read_all)
     try:
@@ -53,6 +66,12 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     return _parse(path, content)
 
 
+def part_sha256(folder: Path, part: str) -> str:
+    """Return the sha256 of the file of a part; of several files, that of their sha256."""
+    found = [entry.sha256 for name, entry in read_manifest(folder).items() if part_of(name) == part]
+    return found[0] if len(found) == 1 else _sha256("".join(found).encode())
+
+
 def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each file of a checkpoint after comparing them with the manifest."""
     for name, entry in read_manifest(folder).items():
@@ -61,9 +80,22 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield name, data
 
 
+def read_slices(folder: Path, wants: WantsFn) -> Iterator[tuple[str, bytes]]:
+    """Yield the name of each file of a verified checkpoint, and its bytes with only the wanted tensors."""
+    for name, entry in read_manifest(folder).items():
+        part = part_of(name)
+        read = _read_all if part is None else partial(read_tensors, wants=partial(wants, part))
+        yield name, _read(folder / name, entry.size, read)
+
+
 def verify(folder: Path) -> None:
     """Raise CheckpointError unless every file of a checkpoint is intact; uses constant memory."""
-    for name, entry in read_manifest(folder).items():
+    compare_files(folder, read_manifest(folder))
+
+
+def compare_files(folder: Path, entries: Mapping[str, FileEntry]) -> None:
+    """Raise CheckpointError unless these files of a folder are intact; uses constant memory."""
+    for name, entry in entries.items():
         _compare(folder / name, _read(folder / name, entry.size, sha256_of), entry)
 
 
@@ -74,10 +106,11 @@ def _compare(path: Path, sha256: str, entry: FileEntry) -> None:
 
 def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
     version = content.get("version")
-    if content.get("format") != FORMAT or version != VERSION:
+    if content.get("format") != FORMAT or version not in (VERSION, SLICED_VERSION):
         found = f"format {str(content.get('format')):.40} version {str(version):.40}"
         raise CheckpointError(
-            f"{path}: {found}: this convolve reads {FORMAT} version {VERSION}; use the version that wrote it"
+            f"{path}: {found}: this convolve reads {FORMAT} versions {VERSION} and {SLICED_VERSION}; "
+            "use the version that wrote it"
         )
     try:
         entries = {
@@ -85,7 +118,7 @@ def _parse(path: Path, content: Mapping[str, Any]) -> dict[str, FileEntry]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise _damaged(path, "no list of files") from None
-    foreign = sorted(set(entries) - set(FILES))
+    foreign = sorted(name for name in entries if name == MANIFEST_FILE or not is_checkpoint_file(name))
     if foreign:
         raise _damaged(path, f"names {foreign[0]!r}, which is no part of a checkpoint")
     if STATE_FILE not in entries:

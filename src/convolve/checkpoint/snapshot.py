@@ -1,10 +1,17 @@
-"""Content of a checkpoint and its files: safetensors for tensors, JSON for everything else, no pickles."""
+"""Content of a checkpoint and its files: safetensors for tensors, JSON for everything else, no pickles.
+
+A part is one file, `model.safetensors`. If several processes own its tensors, each writes one of several files,
+`model-00001-of-00004.safetensors`. Readers join them by the names of the tensors.
+"""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load as unpack_tensors
@@ -12,11 +19,13 @@ from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
 from convolve.errors import CheckpointError, suggest
-from convolve.run_files import STATE_FILE
+from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
 PARTS = ("model", "optimizer", "averages")
-PART_FILES = {part: f"{part}.safetensors" for part in PARTS}
-FILES = (*PART_FILES.values(), STATE_FILE)
+WantsFn = Callable[[str, str], bool]
+"""Returns whether to load a tensor, given its part and its name."""
+_TENSOR_FILE = re.compile(rf"({'|'.join(PARTS)})(-\d{{5}}-of-\d{{5}})?\.safetensors")
+_MAX_HEADER_BYTES = 100_000_000
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AssertionError)
 
 
@@ -25,11 +34,13 @@ class Snapshot:
     """State of a run at one step.
 
     `tensors` has a dictionary for each part ("model", "optimizer", "averages") that the run has. `state` is plain JSON
-    with the step under "step"; tuples in it are loaded as lists.
+    with the step under "step"; tuples in it are loaded as lists. `slices` has the number of this process, from 0, and
+    the number of processes for each part whose tensors several processes own.
     """
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
+    slices: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def trained(self) -> "Snapshot":
         """Return the snapshot with the weights to use as the model: the average, if that validated better."""
@@ -56,20 +67,45 @@ class Snapshot:
         return float(value)
 
 
+def part_of(file: str) -> str | None:
+    """Return the part whose tensors a file of a checkpoint has; None for other files."""
+    match = _TENSOR_FILE.fullmatch(file)
+    return match[1] if match else None
+
+
+def is_slice(file: str) -> bool:
+    """Return True for a file with the tensors of one of several processes."""
+    match = _TENSOR_FILE.fullmatch(file)
+    return match is not None and match[2] is not None
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Return True for the names of files in a checkpoint."""
+    return name in (STATE_FILE, MANIFEST_FILE) or part_of(name) is not None
+
+
+def _file_of(part: str, number: int, count: int) -> str:
+    return f"{part}.safetensors" if count == 1 else f"{part}-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
 def encode(snapshot: Snapshot) -> dict[str, bytes]:
     """Return the files of a snapshot by name. Equal snapshots have equal bytes, so their sha256 can be compared."""
     for part in snapshot.tensors:
         if part not in PARTS:
             raise CheckpointError(f"unknown checkpoint part {part!r}; {suggest(part, PARTS)}")
     _ = snapshot.step
-    files = {PART_FILES[part]: _pack(part, snapshot.tensors[part]) for part in PARTS if part in snapshot.tensors}
+    names = {part: _file_of(part, *snapshot.slices.get(part, (0, 1))) for part in PARTS if part in snapshot.tensors}
+    files = {name: _pack(part, snapshot.tensors[part]) for part, name in names.items()}
     files[STATE_FILE] = _encode_state(snapshot.state)
     return files
 
 
 def decode(folder: Path, files: Mapping[str, bytes]) -> Snapshot:
     """Parse the files of a snapshot; `folder` is for error messages."""
-    parts = {part: _unpack(folder / name, files[name]) for part, name in PART_FILES.items() if name in files}
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name in sorted(files):
+        if part := part_of(name):
+            parts.setdefault(part, {}).update(_unpack(folder / name, files[name]))
     path = folder / STATE_FILE
     try:
         state = json.loads(files[STATE_FILE])
@@ -83,6 +119,44 @@ def decode(folder: Path, files: Mapping[str, bytes]) -> Snapshot:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}; use another checkpoint") from None
     return snapshot
+
+
+def read_tensors(file: BinaryIO, wants: Callable[[str], bool]) -> bytes:
+    """Return the wanted tensors of a safetensors file as such a file; only the header and these tensors are read.
+
+    A file with an invalid header is returned whole, for `decode` to report.
+    """
+    size = int.from_bytes(file.read(8), "little")
+    with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        header = json.loads(file.read(min(size, _MAX_HEADER_BYTES)))
+        names = [name for name in header if name != "__metadata__"]
+        entries = {name: header[name] for name in names if wants(name)}
+        if len(entries) < len(names):
+            return _join(entries, _read_ranges(file, 8 + size, [entry["data_offsets"] for entry in entries.values()]))
+    file.seek(0)
+    return file.read()
+
+
+def _read_ranges(file: BinaryIO, start: int, ranges: list[list[int]]) -> list[bytes]:
+    """Return the bytes of ranges after `start`; together they may not have more than the file."""
+    size = os.fstat(file.fileno()).st_size - start
+    if not all(0 <= begin <= end for begin, end in ranges) or sum(end - begin for begin, end in ranges) > size:
+        raise ValueError("tensors outside the file")
+    data = []
+    for begin, end in ranges:
+        file.seek(start + begin)
+        data.append(file.read(end - begin))
+    return data
+
+
+def _join(entries: dict[str, dict[str, Any]], data: list[bytes]) -> bytes:
+    """Return a safetensors file with these entries, whose offsets are replaced."""
+    end, moved = 0, {}
+    for (name, entry), content in zip(entries.items(), data, strict=True):
+        moved[name] = {**entry, "data_offsets": [end, end + len(content)]}
+        end += len(content)
+    header = json.dumps(moved).encode()
+    return b"".join((len(header).to_bytes(8, "little"), header, *data))
 
 
 def describe_mismatch(head: bytes, suffix: str) -> str | None:

@@ -1,22 +1,36 @@
 """Checkpoints of one run: atomic save, verification, pruning, the best one, and saving in the background.
 
-A save writes a folder atomically (see `files.py`), reads it back, and only then prunes older checkpoints. One process
-writes to a store at a time. `Store.open` recovers from killed writers.
+A save writes a folder atomically (see `files.py`), reads it back, and only then prunes older checkpoints. The processes
+of one run write to a store at a time: each writes its tensors to the same draft, and rank 0 adds the manifest and gives
+the draft its name after all others have flushed and read back theirs. `Store.open` recovers from killed writers.
 
 `AsyncSaver` copies the state, which is cheap, and a thread writes it while training continues. At most one save is in
 progress, so checkpoints appear in order and one copy of the state is enough. SIGKILL loses the save in progress;
 finished checkpoints stay intact.
 """
 
+import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from convolve.checkpoint.manifest import encode_manifest, read_files, verify
-from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_mismatch, encode
+from convolve.checkpoint.manifest import (
+    FileEntry,
+    compare_files,
+    describe_files,
+    encode_entries,
+    read_files,
+    read_manifest,
+    read_slices,
+    verify,
+)
+from convolve.checkpoint.snapshot import Snapshot, WantsFn, decode, describe_mismatch, encode, is_checkpoint_file
+from convolve.checkpoint.team import ALONE, Team
 from convolve.directory import UnsafeFileError
 from convolve.errors import CheckpointError
 from convolve.files import (
+    FolderDraft,
     describe_write_error,
     failpoint,
     open_folder,
@@ -24,12 +38,12 @@ from convolve.files import (
     recover,
     remove_folder,
     replace_file,
-    write_folder,
 )
 from convolve.run_files import (
     BEST_FILE,
     CHECKPOINTS_FOLDER,
     MANIFEST_FILE,
+    STATE_FILE,
     checkpoint_name,
     is_checkpoint_name,
     step_of,
@@ -43,22 +57,20 @@ class Store:
 
     Args:
         keep: number of newest checkpoints to keep besides the best one, at least 2; None keeps all.
+        team: the processes that call `open`, `save`, `load` and `newest` together.
     """
 
-    def __init__(self, folder: Path, *, keep: int | None) -> None:
+    def __init__(self, folder: Path, *, keep: int | None, team: Team = ALONE) -> None:
         self.folder = folder
+        self.team = team
         self.keep = None if keep is None else max(keep, MIN_KEPT)
         self._damaged: set[Path] = set()
 
     @classmethod
-    def open(cls, folder: Path, *, keep: int | None) -> "Store":
+    def open(cls, folder: Path, *, keep: int | None, team: Team = ALONE) -> "Store":
         """Open a store to write to: clean up after killed writers and check that best.txt is valid."""
-        try:
-            recover(folder, _recovered_name)
-        except OSError as error:
-            raise CheckpointError(describe_write_error(folder, error)) from error
-        find_best(folder)
-        return cls(folder, keep=keep)
+        team.together(lambda: _clean(folder) if team.rank == 0 else None)
+        return cls(folder, keep=keep, team=team)
 
     @property
     def best(self) -> Path | None:
@@ -71,26 +83,61 @@ class Store:
 
     def save(self, snapshot: Snapshot) -> Path:
         """Save a snapshot and return its folder; a checkpoint of the same step is replaced unless it is identical."""
-        files = encode(snapshot)
-        files[MANIFEST_FILE] = encode_manifest(files)
         path = self.folder / checkpoint_name(snapshot.step)
-        if not _is_identical(path, files[MANIFEST_FILE]):
-            try:
-                write_folder(path, files)
-            except OSError as error:
-                raise _save_error(path, error, sum(map(len, files.values()))) from error
-            verify(path)
+        draft = FolderDraft(path, self.team.owner)
+        try:
+            own = self.team.together(lambda: self._write(draft, snapshot))
+            entries = [json.loads(text) for text in self.team.exchange(json.dumps(own, default=vars))]
+            if self.team.rank == 0:
+                files = {name: FileEntry(**entry) for named in entries for name, entry in named.items()}
+                self._publish(draft, files, own)
+        finally:
+            if self.team.rank == 0:
+                draft.discard()
+        return path
+
+    def _write(self, draft: FolderDraft, snapshot: Snapshot) -> dict[str, FileEntry]:
+        """Write the files of this process to a draft and return their entries in the manifest."""
+        files = encode(snapshot)
+        if self.team.rank:
+            del files[STATE_FILE]
+        if files:
+            _write_files(draft, files)
+        entries = describe_files(files)
+        if self.team.rank:
+            compare_files(draft.folder, entries)
+        return entries
+
+    def _publish(self, draft: FolderDraft, entries: dict[str, FileEntry], own: dict[str, FileEntry]) -> None:
+        """Complete a draft to which all processes have written, and prune older checkpoints."""
+        path = draft.path
+        if not _is_identical(path, encode_entries(entries)):
+            _require_files(draft, entries)
+            _write_files(draft, {MANIFEST_FILE: encode_entries(entries)}, publish=True)
+            read_manifest(path)
+            compare_files(path, own)
             failpoint("verified")
         self._damaged.discard(path)
         self._prune(path)
-        return path
 
-    def newest(self, announce: Callable[[str], object]) -> tuple[Path, Snapshot]:
-        """Return the newest intact checkpoint; report each damaged one that is newer through `announce`."""
-        paths = self.paths()
+    def load(self, path: Path, wants: WantsFn = lambda part, name: True) -> Snapshot:
+        """Load the wanted tensors of a checkpoint that is intact; if it is not, all processes raise CheckpointError.
+
+        One process of each host reads all of it and compares it with the manifest. Then every process reads the tensors
+        that it wants, which the system still has in its page cache.
+        """
+        self.team.together(lambda: verify(path) if self.team.leads_host else None)
+        return self.team.together(lambda: decode(path, dict(read_slices(path, wants))))
+
+    def newest(
+        self, announce: Callable[[str], object], wants: WantsFn = lambda part, name: True
+    ) -> tuple[Path, Snapshot]:
+        """Return the newest intact checkpoint with the wanted tensors; announce each damaged one that is newer."""
+        names = self.team.exchange("\n".join(path.name for path in self.paths()))[0].split()
+        paths = [self.folder / name for name in names]
         for path in reversed(paths):
             try:
-                return path, load(path)
+                return path, self.load(path, wants)
             except CheckpointError as error:
                 self._damaged.add(path)
                 announce(f"{error}; trying the previous checkpoint")
@@ -145,7 +192,7 @@ class AsyncSaver:
 
     def _save(self, snapshot: Snapshot, best: bool) -> Path:
         path = self._store.save(snapshot)
-        if best:
+        if best and self._store.team.rank == 0:
             self._store.mark_best(path)
         return path
 
@@ -154,6 +201,12 @@ def load(path: Path) -> Snapshot:
     """Load one checkpoint folder after comparing every file with its manifest."""
     _require_folder(path)
     return decode(path, dict(read_files(path)))
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Return the plain values of a checkpoint whose files are intact, without its tensors."""
+    verify(path)
+    return decode(path, dict(read_slices(path, lambda part, name: False))).state
 
 
 def find_checkpoints(path: Path) -> list[Path]:
@@ -198,7 +251,7 @@ def _require_folder(path: Path) -> None:
         return
     if not path.is_file():
         raise CheckpointError(f"{path}: no such folder; give a run folder or one of its checkpoints")
-    if path.name in (*FILES, MANIFEST_FILE):
+    if is_checkpoint_file(path.name):
         raise CheckpointError(f"{path}: one file of a checkpoint; give its folder, {path.parent}")
     try:
         with path.open("rb") as file:
@@ -237,6 +290,35 @@ def _is_identical(path: Path, manifest: bytes) -> bool:
         return False
 
 
+def _write_files(draft: FolderDraft, files: dict[str, bytes], *, publish: bool = False) -> None:
+    try:
+        draft.write(files)
+        if publish:
+            draft.publish()
+    except OSError as error:
+        raise _save_error(draft.path, error, sum(map(len, files.values()))) from error
+
+
+def _require_files(draft: FolderDraft, entries: dict[str, FileEntry]) -> None:
+    """Raise CheckpointError unless this process has the files of all processes."""
+    for name, entry in entries.items():
+        file = draft.folder / name
+        if not file.is_file() or file.stat().st_size != entry.size:
+            raise CheckpointError(
+                f"{draft.path}: {name}, written by another process, is not in the folder of rank 0; give all hosts the "
+                "same run folder, as on a shared file system"
+            )
+
+
+def _clean(folder: Path) -> None:
+    """Clean up after killed writers, and check that best.txt is valid."""
+    try:
+        recover(folder, _recovered_name)
+    except OSError as error:
+        raise CheckpointError(describe_write_error(folder, error)) from error
+    find_best(folder)
+
+
 def _recovered_name(name: str) -> str:
     """Version 0.1 set a checkpoint aside under its step alone."""
     return checkpoint_name(int(name)) if name.isdigit() else name
@@ -244,7 +326,7 @@ def _recovered_name(name: str) -> str:
 
 def _remove(path: Path) -> None:
     try:
-        remove_folder(path, (*FILES, MANIFEST_FILE))
+        remove_folder(path, is_checkpoint_file)
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot remove the old checkpoint ({error.strerror}); make its folder writable, or keep all "
@@ -262,4 +344,4 @@ def _copy(snapshot: Snapshot) -> Snapshot:
         part: {name: tensor.detach().clone() for name, tensor in named.items()}
         for part, named in snapshot.tensors.items()
     }
-    return Snapshot(tensors, dict(snapshot.state))
+    return Snapshot(tensors, dict(snapshot.state), snapshot.slices)

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -75,8 +75,14 @@ class Collectives(Protocol):
     def sum_over_stages(self, values: Tensor) -> Tensor:
         """Return the sum of a small tensor over the stages of this replica, on all of them."""
 
-    def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
-        """Return, on rank 0, the tensors of all stages, and of all replicas if these hold different ones."""
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all ranks in their order, on all of them."""
+
+    def open_channel(self) -> Callable[[str], list[str]]:
+        """Return `exchange` for a background thread, through connections that nothing else uses."""
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return, on rank 0, the tensors of all stages of its replica."""
 
 
 class SingleProcess:
@@ -102,7 +108,13 @@ class SingleProcess:
     def sum_over_stages(self, values: Tensor) -> Tensor:
         return values
 
-    def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
+    def exchange(self, text: str) -> list[str]:
+        return [text]
+
+    def open_channel(self) -> Callable[[str], list[str]]:
+        return self.exchange
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)
 
 
@@ -150,14 +162,22 @@ class DistributedCollectives:
         with self.positions.during("sum over stages"):
             return ordered_sum(values, self.stage_group)
 
-    def collect(self, tensors: Mapping[str, Tensor], *, from_replicas: bool = False) -> dict[str, Tensor]:
-        """Send the tensors to rank 0 as safetensors, one rank after the other."""
-        with self.positions.during("checkpoint"):
-            return self._collect(tensors, self.topology.world if from_replicas else self.topology.stages)
+    def exchange(self, text: str) -> list[str]:
+        with self.positions.during("exchange of messages"):
+            return _exchange(text, dist.group.WORLD)
 
-    def _collect(self, tensors: Mapping[str, Tensor], world: int) -> dict[str, Tensor]:
+    def open_channel(self) -> Callable[[str], list[str]]:
+        group = new_group([list(range(self.topology.world))], self.topology.rank)
+        return lambda text: _exchange(text, group)
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Send the tensors to rank 0 as safetensors, one rank after the other."""
+        with self.positions.during("weights of all stages"):
+            return self._collect(tensors)
+
+    def _collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         collected = dict(tensors)
-        for rank in range(1, world):
+        for rank in range(1, self.topology.stages):
             if self.topology.rank == rank:
                 packed = pack_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
                 data = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
@@ -246,6 +266,19 @@ def ordered_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     for part in parts[1:]:
         parts[0] += part
     return parts[0]
+
+
+def _exchange(text: str, group: dist.ProcessGroup | None) -> list[str]:
+    """Return the texts of the ranks of a group, in their order."""
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
+    longest = int(max(sizes))
+    if not longest:
+        return [""] * len(sizes)
+    padded = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(padded, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
+    return [part[: int(size)].numpy().tobytes().decode() for part, size in zip(padded, sizes, strict=True)]
 
 
 def _is_connection_error(error: RuntimeError) -> bool:

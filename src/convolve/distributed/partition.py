@@ -53,12 +53,19 @@ class LocalShard:
 
     def select(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the blocks of this stage."""
-        prefixes = tuple(f"{name.replace('/', '.')}." for name in self.remote_blocks)
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
+        return {name: tensor for name, tensor in tensors.items() if self.holds(name)}
 
     def select_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the optimizer state of the parameters that this process updates."""
-        return {name: tensor for name, tensor in tensors.items() if self.sharding.owns(name.rpartition(".")[0])}
+        return {name: tensor for name, tensor in tensors.items() if self.holds_state(name)}
+
+    def holds(self, name: str) -> bool:
+        """Return whether a tensor belongs to a block of this stage."""
+        return not name.startswith(tuple(f"{block.replace('/', '.')}." for block in self.remote_blocks))
+
+    def holds_state(self, name: str) -> bool:
+        """Return whether this process updates the parameter of an optimizer's tensor."""
+        return self.sharding.owns(name.rpartition(".")[0])
 
 
 @dataclass(frozen=True)

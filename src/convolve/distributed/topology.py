@@ -56,6 +56,12 @@ def find_rank(environment: Mapping[str, str] | None = None) -> int:
     return int(env.get("RANK", env.get("SLURM_PROCID", "0")))
 
 
+def leads_host(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether this process is the first one on its host; True if the processes of a host have no numbers."""
+    env = os.environ if environment is None else environment
+    return int(env.get("LOCAL_RANK", env.get("SLURM_LOCALID", "0"))) == 0
+
+
 def is_rank_zero() -> bool:
     """Return whether this process is the one that prints results, before or after it has collectives."""
     return find_rank() == 0

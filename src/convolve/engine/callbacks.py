@@ -214,10 +214,10 @@ def thresholds_of(result: EvalResult | None) -> dict[str, Any]:
 
 
 class Saver(Protocol):
-    """Saves snapshots in the background; a null object on all ranks but 0."""
+    """Saves snapshots in the background, on all ranks together."""
 
     def save(self, snapshot: Snapshot, *, best: bool) -> None:
-        """Start to save a snapshot."""
+        """Start to save the tensors of this rank."""
 
     def poll(self, *, wait: bool) -> Any:
         """Return the path of the last save once it completes, else None. Re-raises the error of a failed save."""
@@ -267,7 +267,7 @@ class SaveCallback:
             "seconds": event.timer.total_seconds,
             **self.extra(),
         }
-        self.saver.save(event.state.snapshot(metadata, self.parts.collectives), best=best)
+        self.saver.save(event.state.snapshot(metadata, self.parts.collectives.topology), best=best)
 
     def _log_saved(self, *, wait: bool) -> None:
         path = self.saver.poll(wait=wait)

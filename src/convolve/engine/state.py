@@ -4,16 +4,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.distributed.collectives import Collectives, SingleProcess
 from convolve.distributed.partition import LocalShard
+from convolve.distributed.topology import Topology
 from convolve.engine.ema import NoEMA, WeightAverage
 from convolve.errors import CheckpointError
 from convolve.models.network import Network
 from convolve.numerics.execution import Execution, PlainExecution
 from convolve.numerics.loss_scaling import NoScaling, Scaler
 from convolve.optim.optimizers import load_state, state_tensors
+
+ONE_PROCESS = Topology()
 
 
 @dataclass
@@ -33,22 +36,26 @@ class TrainState:
     shard: LocalShard = field(default_factory=LocalShard)
     any_slot_shape: bool = False
 
-    def snapshot(self, metadata: dict[str, Any], collectives: Collectives | None = None) -> Snapshot:
-        """Return the state as named tensors and plain values, `metadata` among them.
+    def snapshot(self, metadata: dict[str, Any], topology: Topology = ONE_PROCESS) -> Snapshot:
+        """Return the tensors of the state that this process writes, and plain values, `metadata` among them.
 
-        The snapshot is independent of the layout. With several processes, only rank 0 gets all tensors.
+        The first replica writes weights and averages. If the optimizer state is sharded, every process writes its own.
         """
-        collectives = collectives or SingleProcess()
-        local_state = state_tensors(self.optimizer, self.model)
-        tensors = {
-            "model": collectives.collect(self.model.state_dict()),
-            "optimizer": collectives.collect(local_state, from_replicas=self.shard.is_sharded),
-        }
-        averages = collectives.collect(self.ema.tensors())
-        if averages:
+        stage, rank = (topology.stage, topology.stages), (topology.rank, topology.world)
+        slices = {"model": stage, "optimizer": rank if self.shard.is_sharded else stage, "averages": stage}
+        tensors: dict[str, dict[str, Tensor]] = {}
+        if topology.replica == 0:
+            tensors["model"] = self.model.state_dict()
+        if topology.replica == 0 or self.shard.is_sharded:
+            tensors["optimizer"] = state_tensors(self.optimizer, self.model)
+        if topology.replica == 0 and (averages := self.ema.tensors()):
             tensors["averages"] = averages
         values = {"step": self.step, "samples": self.samples, "scaling": self.scaler.state_dict()}
-        return Snapshot(tensors, {**values, "numerics": self.execution.policy.to_json(), **metadata})
+        return Snapshot(tensors, {**values, "numerics": self.execution.policy.to_json(), **metadata}, slices)
+
+    def holds(self, part: str, name: str) -> bool:
+        """Return whether this process holds a tensor of a checkpoint."""
+        return self.shard.holds(name) and (part != "optimizer" or self.shard.holds_state(name))
 
     def load_weights(self, snapshot: Snapshot) -> None:
         """Load this process's part of the weights of a snapshot."""

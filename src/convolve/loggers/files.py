@@ -14,7 +14,8 @@ from pathlib import Path
 
 from convolve.config import LogConfig
 from convolve.errors import ConvolveError
-from convolve.files import LineFile, open_run_file, read_run_file, write_file
+from convolve.files import open_run_file, read_run_file, write_file
+from convolve.line_file import LineFile
 from convolve.loggers.base import (
     Logger,
     LoggerGroup,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convolve.device import cpu_name
-from convolve.files import LineFile
+from convolve.line_file import LineFile
 from convolve.loggers.base import Logger, RunInfo, TrainRecord, ValidationRecord, to_json
 
 PREFIX = ":::MLLOG"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from convolve.checkpoint.store import Store, load
+from convolve.checkpoint.store import Store, load_state
 from convolve.config import Config
 from convolve.engine.loop import run_samples
 from convolve.errors import CheckpointError
@@ -25,7 +25,7 @@ def read_finished(folder: Path, config: Config) -> TrainReport | None:
         validated = config.run.validation_mode == "none" or summary["test_accuracy"] is not None
         if not validated or summary["steps"] != step_of(paths[-1]):
             return None  # without reading a checkpoint, which a resumed run reads anyway
-        state = load(paths[-1]).state
+        state = load_state(paths[-1])
         return _to_report(folder, summary, state.get("stopped_early")) if _is_complete(state, config) else None
     except (CheckpointError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -126,5 +126,5 @@ def _save(session: Session, result: EvalResult) -> None:
         "elapsed_seconds": session.elapsed_seconds(),
     }
     saver = session.outputs.open_saver()
-    saver.save(session.state.snapshot(metadata, session.collectives), best=True)
+    saver.save(session.state.snapshot(metadata, session.collectives.topology), best=True)
     saver.poll(wait=True)

@@ -1,4 +1,4 @@
-"""Files that a run writes into its folder. Rank 0 writes them; all other ranks have a null object."""
+"""Files that a run writes into its folder. Rank 0 writes them; the other ranks only write their tensors."""
 
 import gc
 import json
@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import AsyncSaver, Store
+from convolve.checkpoint.team import Team
 from convolve.config import Config
 from convolve.config.loading import dump
 from convolve.data.build import DataModule
 from convolve.distributed.collectives import Collectives
+from convolve.distributed.topology import leads_host
 from convolve.engine.callbacks import Saver
 from convolve.engine.metrics import EvalResult
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.files import write_file
+from convolve.files import draft_owner, write_file
 from convolve.loggers.base import Console, Logger, LoggerGroup, to_json
 from convolve.loggers.files import open_loggers, truncate_after
 from convolve.models.network import Network
@@ -114,10 +115,12 @@ class RunOutputs:
         # Plots contain reference cycles: without this, a process that trains many times keeps many of them.
         gc.collect()
 
-    def write_bad_samples(self, skipped: Sequence[str]) -> None:
-        """List the samples that could not be read, if there are any."""
-        if skipped:
-            text = "".join(f"{line}\n" for line in skipped)
+    def write_bad_samples(self, skipped: Sequence[str], collectives: Collectives) -> None:
+        """List the samples that any rank could not read, if there are any; all ranks must call it."""
+        lists = map(json.loads, collectives.exchange(json.dumps(skipped)))
+        lines = sorted({line for lines in lists for line in lines})
+        if lines and collectives.is_rank_zero:
+            text = "".join(f"{line}\n" for line in lines)
             write_file(self.folder / BAD_SAMPLES_FILE, text.encode("utf-8", "backslashreplace"))
 
     def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
@@ -128,18 +131,8 @@ class RunOutputs:
             gc.collect()
 
 
-class NullSaver:
-    """Saver of all ranks but 0."""
-
-    def save(self, snapshot: Snapshot, *, best: bool) -> None:
-        pass
-
-    def poll(self, *, wait: bool) -> None:
-        pass
-
-
 class NullOutputs(RunOutputs):
-    """Outputs of all ranks but 0, which write nothing."""
+    """Outputs of all ranks but 0, which write nothing but their tensors of a checkpoint."""
 
     def write_config(self, build_model: ModelFn) -> None:
         pass
@@ -160,9 +153,6 @@ class NullOutputs(RunOutputs):
     def open_loggers(self, console: Console) -> Iterator[None]:
         yield
 
-    def open_saver(self) -> Saver:
-        return NullSaver()
-
     def validate_checkpoints(self, data: DataModule) -> EvalResult | None:
         return None
 
@@ -174,6 +164,12 @@ class NullOutputs(RunOutputs):
 
     def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
         pass
+
+
+def join_team(collectives: Collectives) -> Team:
+    """Return the processes of a run as those that save and restore its checkpoints."""
+    rank, owner = collectives.topology.rank, collectives.broadcast_str(draft_owner())
+    return Team(rank, rank == 0 or leads_host(), owner, collectives.open_channel())
 
 
 def name_best(store: Store, collectives: Collectives) -> Path | None:

@@ -15,7 +15,7 @@ from convolve import __version__, device
 from convolve.checkpoint.pretrained import adopt_weights, find_weights
 from convolve.checkpoint.provenance import read_provenance
 from convolve.checkpoint.snapshot import Snapshot
-from convolve.checkpoint.store import Store, load
+from convolve.checkpoint.store import Store
 from convolve.config import Config
 from convolve.data.build import DataModule, name_dataset
 from convolve.data.loader.loader import Loader, ReplicaShard
@@ -61,7 +61,7 @@ from convolve.runs.folder import create_run_dir, discard_failed_start, has_start
 from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_skipped_entries, report_whole_decoding
-from convolve.runs.outputs import NullOutputs, RunOutputs, name_best
+from convolve.runs.outputs import NullOutputs, RunOutputs, join_team, name_best
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
 from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
 
@@ -104,7 +104,8 @@ class Session:
     def restore(self) -> None:
         """Load the newest intact checkpoint."""
         store, console = self.outputs.store, self.console
-        path, snapshot = store.newest(console.info)
+        with self.collectives.positions.during("checkpoint"):
+            path, snapshot = store.newest(console.info, self.state.holds)
         self.state.restore(snapshot)
         if self.config.model.fit_head and self.state.step == 0:
             restart_average(self.state)
@@ -163,7 +164,7 @@ class Session:
             self.outputs.average_checkpoints(self.data)
         report = self._report(timer, result, log.final_loss, stopped_by)
         report_data_wait(timer.measured, self.console)
-        self.outputs.write_bad_samples(self.loader.skipped)
+        self.outputs.write_bad_samples(self.loader.skipped, self.collectives)
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
             self.outputs.write_report(lambda: self._whole_model(weights), self.data, result)
@@ -237,7 +238,7 @@ class Session:
         thresholds = None
         path = name_best(self.outputs.store, self.collectives) if self.config.run.checkpoints else None
         if path is not None:
-            snapshot = load(path)
+            snapshot = self.outputs.store.load(path, self.state.holds)
             thresholds = read_thresholds(snapshot.state, len(self.data.dataset.classes))
             self.state.load_weights(snapshot.trained())
         result = evaluate_state(self.state, self.parts, self.data.test_loader(), self.config, thresholds)
@@ -295,7 +296,8 @@ def open_session(
     data = open_data(config, console, user)
     config = name_dataset(config, data.dataset.name)
     span = run_span(config, data)
-    store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints)
+    team = join_team(collectives)
+    store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints, team=team)
     scores = (MEAN_AVERAGE_PRECISION,) if data.dataset.task == "multi-label" else ()
     outputs = (RunOutputs if collectives.is_rank_zero else NullOutputs)(folder, config, store, user, scores)
     numerics = build_numerics(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from convolve.checkpoint.manifest import part_sha256
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.config import Config
 from convolve.data.build import DataModule
@@ -26,9 +27,7 @@ from convolve.data.transforms.normalize import Transform
 from convolve.engine.forward_backward import with_teacher
 from convolve.engine.step import StepParts
 from convolve.errors import CheckpointError, ConfigError
-from convolve.files import file_sha256
 from convolve.models.network import Network
-from convolve.run_files import MODEL_FILE
 from convolve.runs.load import TrainedModel, load_trained
 
 
@@ -96,7 +95,7 @@ def _check(trained: TrainedModel, folder: Path, data: DataModule) -> None:
 def describe_teacher(config: Config) -> dict[str, Any]:
     """Return what checkpoints store of a teacher: the sha256 of its weights; empty without one."""
     folder = config.optim.teacher
-    return {} if folder is None else {"teacher": file_sha256(choose_checkpoint(folder) / MODEL_FILE)}
+    return {} if folder is None else {"teacher": part_sha256(choose_checkpoint(folder), "model")}
 
 
 def require_same_teacher(config: Config, stored: object) -> None:

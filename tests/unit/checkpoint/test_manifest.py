@@ -56,7 +56,7 @@ def test_an_intact_checkpoint_is_read_as_written(folder):
         (b"[]", "not a manifest"),
         (b"{}", "not a manifest"),
         (b"[" * 60_000, "not a manifest"),
-        (b"x" * (2**16 + 1), "65537 bytes are too many for a manifest"),
+        (b"x" * (2**20 + 1), "1048577 bytes are too many for a manifest"),
         (sealed(content())[:-1], "the sha256 in it differs"),
         (sealed(content()).replace(b'"bytes": 11', b'"bytes": 12'), "the sha256 in it differs"),
         (json.dumps(json.loads(sealed(content()))).encode(), "the sha256 in it differs"),
@@ -81,14 +81,14 @@ def test_a_damaged_manifest_is_named_with_its_problem(folder, data, problem):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"version": 2}, "format convolve-checkpoint version 2"),
+        ({"version": 3}, "format convolve-checkpoint version 3"),
         ({"format": "other"}, "format other version 1"),
         ({"version": None}, "format convolve-checkpoint version None"),
     ],
 )
 def test_a_manifest_of_another_version_is_not_called_damaged(folder, changes, found):
     (folder / "manifest.json").write_bytes(sealed(content(**changes)))
-    with pytest.raises(CheckpointError, match=f"{found}: this convolve reads convolve-checkpoint version 1; use the"):
+    with pytest.raises(CheckpointError, match=f"{found}: this convolve reads convolve-checkpoint versions 1 and 2"):
         read_manifest(folder)
 
 

@@ -33,7 +33,8 @@ def test_collectives_of_a_single_process_return_their_input():
         assert collectives.sum_over_replicas(values) is values and collectives.sum_over_stages(values) is values
         assert collectives.broadcast_str("") == "" and collectives.broadcast_str("x") == "x"
         assert collectives.any_rank(True) and not collectives.any_rank(False)
-        assert collectives.collect({"a": values}, from_replicas=True)["a"] is values
+        assert collectives.collect({"a": values})["a"] is values
+        assert collectives.exchange("x") == collectives.open_channel()("x") == ["x"]
         assert build_span(collectives, 1)(values) is values
 
 

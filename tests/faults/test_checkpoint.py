@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from convolve.checkpoint.manifest import encode_manifest, verify
+from convolve.checkpoint.ranks import Ranks
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store, load
-from convolve.checkpoint.team import Team
 from convolve.errors import CheckpointError
 from convolve.files import FAILPOINT_VARIABLE, draft_owner
 from fault_ledger import Ledger
@@ -208,7 +208,7 @@ def save_slice_until_killed(folder: Path, rank: int, peer: Connection, stage: st
     os.environ[FAILPOINT_VARIABLE] = stage
     tensors = {part: {f"{part}{rank}": named["a"]} for part, named in make(3).tensors.items()}
     snapshot = Snapshot(tensors, {"step": 3}, dict.fromkeys(tensors, (rank, 2)))
-    Store(folder, keep=2, team=Team(rank, rank == 0, owner, exchange)).save(snapshot)
+    Store(folder, keep=2, ranks=Ranks(rank, rank == 0, owner, exchange)).save(snapshot)
 
 
 def slices_of(rank: int) -> list[str]:

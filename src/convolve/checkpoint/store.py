@@ -25,8 +25,8 @@ from convolve.checkpoint.manifest import (
     read_slices,
     verify,
 )
+from convolve.checkpoint.ranks import ALONE, Ranks
 from convolve.checkpoint.snapshot import Snapshot, WantsFn, decode, describe_mismatch, encode, is_checkpoint_file
-from convolve.checkpoint.team import ALONE, Team
 from convolve.directory import UnsafeFileError
 from convolve.errors import CheckpointError
 from convolve.files import (
@@ -57,20 +57,20 @@ class Store:
 
     Args:
         keep: number of newest checkpoints to keep besides the best one, at least 2; None keeps all.
-        team: the processes that call `open`, `save`, `load` and `newest` together.
+        ranks: the processes that call `open`, `save`, `load` and `newest` together.
     """
 
-    def __init__(self, folder: Path, *, keep: int | None, team: Team = ALONE) -> None:
+    def __init__(self, folder: Path, *, keep: int | None, ranks: Ranks = ALONE) -> None:
         self.folder = folder
-        self.team = team
+        self.ranks = ranks
         self.keep = None if keep is None else max(keep, MIN_KEPT)
         self._damaged: set[Path] = set()
 
     @classmethod
-    def open(cls, folder: Path, *, keep: int | None, team: Team = ALONE) -> "Store":
+    def open(cls, folder: Path, *, keep: int | None, ranks: Ranks = ALONE) -> "Store":
         """Open a store to write to: clean up after killed writers and check that best.txt is valid."""
-        team.together(lambda: _clean(folder) if team.rank == 0 else None)
-        return cls(folder, keep=keep, team=team)
+        ranks.together(lambda: _clean(folder) if ranks.rank == 0 else None)
+        return cls(folder, keep=keep, ranks=ranks)
 
     @property
     def best(self) -> Path | None:
@@ -84,27 +84,27 @@ class Store:
     def save(self, snapshot: Snapshot) -> Path:
         """Save a snapshot and return its folder; a checkpoint of the same step is replaced unless it is identical."""
         path = self.folder / checkpoint_name(snapshot.step)
-        draft = FolderDraft(path, self.team.owner)
+        draft = FolderDraft(path, self.ranks.owner)
         try:
-            own = self.team.together(lambda: self._write(draft, snapshot))
-            entries = [json.loads(text) for text in self.team.exchange(json.dumps(own, default=vars))]
-            if self.team.rank == 0:
+            own = self.ranks.together(lambda: self._write(draft, snapshot))
+            entries = [json.loads(text) for text in self.ranks.exchange(json.dumps(own, default=vars))]
+            if self.ranks.rank == 0:
                 files = {name: FileEntry(**entry) for named in entries for name, entry in named.items()}
                 self._publish(draft, files, own)
         finally:
-            if self.team.rank == 0:
+            if self.ranks.rank == 0:
                 draft.discard()
         return path
 
     def _write(self, draft: FolderDraft, snapshot: Snapshot) -> dict[str, FileEntry]:
         """Write the files of this process to a draft and return their entries in the manifest."""
         files = encode(snapshot)
-        if self.team.rank:
+        if self.ranks.rank:
             del files[STATE_FILE]
         if files:
             _write_files(draft, files)
         entries = describe_files(files)
-        if self.team.rank:
+        if self.ranks.rank:
             compare_files(draft.folder, entries)
         return entries
 
@@ -126,14 +126,14 @@ class Store:
         One process of each host reads all of it and compares it with the manifest. Then every process reads the tensors
         that it wants, which the system still has in its page cache.
         """
-        self.team.together(lambda: verify(path) if self.team.leads_host else None)
-        return self.team.together(lambda: decode(path, dict(read_slices(path, wants))))
+        self.ranks.together(lambda: verify(path) if self.ranks.leads_host else None)
+        return self.ranks.together(lambda: decode(path, dict(read_slices(path, wants))))
 
     def newest(
         self, announce: Callable[[str], object], wants: WantsFn = lambda part, name: True
     ) -> tuple[Path, Snapshot]:
         """Return the newest intact checkpoint with the wanted tensors; announce each damaged one that is newer."""
-        names = self.team.exchange("\n".join(path.name for path in self.paths()))[0].split()
+        names = self.ranks.exchange("\n".join(path.name for path in self.paths()))[0].split()
         paths = [self.folder / name for name in names]
         for path in reversed(paths):
             try:
@@ -192,7 +192,7 @@ class AsyncSaver:
 
     def _save(self, snapshot: Snapshot, best: bool) -> Path:
         path = self._store.save(snapshot)
-        if best and self._store.team.rank == 0:
+        if best and self._store.ranks.rank == 0:
             self._store.mark_best(path)
         return path
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from convolve.checkpoint.ranks import Ranks
 from convolve.checkpoint.store import AsyncSaver, Store
-from convolve.checkpoint.team import Team
 from convolve.config import Config
 from convolve.config.loading import dump
 from convolve.data.build import DataModule
@@ -166,10 +166,10 @@ class NullOutputs(RunOutputs):
         pass
 
 
-def join_team(collectives: Collectives) -> Team:
+def join_ranks(collectives: Collectives) -> Ranks:
     """Return the processes of a run as those that save and restore its checkpoints."""
     rank, owner = collectives.topology.rank, collectives.broadcast_str(draft_owner())
-    return Team(rank, rank == 0 or leads_host(), owner, collectives.open_channel())
+    return Ranks(rank, rank == 0 or leads_host(), owner, collectives.open_channel())
 
 
 def name_best(store: Store, collectives: Collectives) -> Path | None:

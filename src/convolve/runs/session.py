@@ -61,7 +61,7 @@ from convolve.runs.folder import create_run_dir, discard_failed_start, has_start
 from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_skipped_entries, report_whole_decoding
-from convolve.runs.outputs import NullOutputs, RunOutputs, join_team, name_best
+from convolve.runs.outputs import NullOutputs, RunOutputs, join_ranks, name_best
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
 from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
 
@@ -296,8 +296,7 @@ def open_session(
     data = open_data(config, console, user)
     config = name_dataset(config, data.dataset.name)
     span = run_span(config, data)
-    team = join_team(collectives)
-    store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints, team=team)
+    store = Store.open(folder / CHECKPOINTS_FOLDER, keep=config.run.keep_checkpoints, ranks=join_ranks(collectives))
     scores = (MEAN_AVERAGE_PRECISION,) if data.dataset.task == "multi-label" else ()
     outputs = (RunOutputs if collectives.is_rank_zero else NullOutputs)(folder, config, store, user, scores)
     numerics = build_numerics(

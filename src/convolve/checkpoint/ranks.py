@@ -15,7 +15,7 @@ ExchangeFn = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
-class Team:
+class Ranks:
     """One process of several; the default is a process that is alone.
 
     Args:
@@ -41,4 +41,4 @@ class Team:
         return result
 
 
-ALONE = Team()
+ALONE = Ranks()

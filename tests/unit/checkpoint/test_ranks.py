@@ -12,9 +12,9 @@ from safetensors.torch import load as unpack
 from safetensors.torch import save as pack
 
 from convolve.checkpoint.manifest import encode_manifest, part_sha256, verify
+from convolve.checkpoint.ranks import Ranks
 from convolve.checkpoint.snapshot import Snapshot, read_tensors
 from convolve.checkpoint.store import Store, load, load_state
-from convolve.checkpoint.team import Team
 from convolve.errors import CheckpointError
 from convolve.files import draft_owner
 
@@ -22,8 +22,8 @@ RANKS = 3
 SLICED = [f"{part}-0000{rank}-of-00003.safetensors" for part in ("model", "optimizer") for rank in (1, 2, 3)]
 
 
-def run_team(act):
-    """Call `act(team)` in a thread for each rank; return results or errors by rank."""
+def run_ranks(act):
+    """Call `act(ranks)` in a thread for each rank; return results or errors by rank."""
     barrier, texts, results, owner = threading.Barrier(RANKS), [""] * RANKS, [None] * RANKS, draft_owner()
 
     def run(rank):
@@ -35,7 +35,7 @@ def run_team(act):
             return found
 
         try:
-            results[rank] = act(Team(rank, rank == 0, owner, exchange))
+            results[rank] = act(Ranks(rank, rank == 0, owner, exchange))
         except CheckpointError as error:
             results[rank] = error
 
@@ -54,17 +54,17 @@ def make(step, rank):
 
 
 def save(folder, step):
-    return run_team(lambda team: Store.open(folder, keep=2, team=team).save(make(step, team.rank)))
+    return run_ranks(lambda ranks: Store.open(folder, keep=2, ranks=ranks).save(make(step, ranks.rank)))
 
 
 def newest(folder, said):
     """Restore on all ranks; each wants the tensors of its number."""
 
-    def restore(team):
-        announce = said.append if team.rank == 0 else str
-        return Store(folder, keep=2, team=team).newest(announce, lambda part, name: name.endswith(str(team.rank)))
+    def restore(ranks):
+        announce = said.append if ranks.rank == 0 else str
+        return Store(folder, keep=2, ranks=ranks).newest(announce, lambda part, name: name.endswith(str(ranks.rank)))
 
-    return run_team(restore)
+    return run_ranks(restore)
 
 
 def test_each_process_writes_its_tensors_and_readers_join_them(tmp_path):
@@ -109,32 +109,32 @@ def test_damage_in_the_file_of_one_process_makes_all_of_them_use_the_previous_ch
 def test_if_one_process_cannot_write_nothing_is_published_and_all_raise(tmp_path):
     save(tmp_path, 1)
 
-    def fail(team):
-        snapshot = make(2, team.rank)
-        if team.rank == 1:
+    def fail(ranks):
+        snapshot = make(2, ranks.rank)
+        if ranks.rank == 1:
             snapshot.tensors["model"]["sparse"] = torch.eye(2).to_sparse()
-        return Store(tmp_path, keep=2, team=team).save(snapshot)
+        return Store(tmp_path, keep=2, ranks=ranks).save(snapshot)
 
-    errors = {str(error) for error in run_team(fail)}
+    errors = {str(error) for error in run_ranks(fail)}
     assert len(errors) == 1 and "part 'model' cannot be stored" in errors.pop()
     assert os.listdir(tmp_path) == ["step-000000001"]
 
 
 def test_hosts_with_different_folders_are_one_line(tmp_path):
-    def save_apart(team):
-        return Store(tmp_path / str(team.rank), keep=2, team=team).save(make(2, team.rank))
+    def save_apart(ranks):
+        return Store(tmp_path / str(ranks.rank), keep=2, ranks=ranks).save(make(2, ranks.rank))
 
-    error, *_ = run_team(save_apart)
+    error, *_ = run_ranks(save_apart)
     assert "model-00002-of-00003.safetensors, written by another process, is not in the folder of rank 0" in str(error)
     assert os.listdir(tmp_path / "0") == []
 
 
 def test_a_process_without_tensors_writes_nothing(tmp_path):
-    def save_apart(team):
-        snapshot = Snapshot({"model": {"w": torch.ones(2)}} if team.rank == 0 else {}, {"step": 1})
-        return Store(tmp_path / str(team.rank), keep=2, team=team).save(snapshot)
+    def save_apart(ranks):
+        snapshot = Snapshot({"model": {"w": torch.ones(2)}} if ranks.rank == 0 else {}, {"step": 1})
+        return Store(tmp_path / str(ranks.rank), keep=2, ranks=ranks).save(snapshot)
 
-    run_team(save_apart)
+    run_ranks(save_apart)
     assert os.listdir(tmp_path) == ["0"]
     assert sorted(os.listdir(tmp_path / "0/step-000000001")) == ["manifest.json", "model.safetensors", "state.json"]
 

@@ -226,12 +226,11 @@ def build(
     numerics.execution.install(state.model)
     native_layers = apply_kernels(config, state.model, numerics.choice)
     numerics.execution.round_initial_weights()
-    dataset = data.dataset
+    dataset, identical = data.dataset, config.parallel.identical_replica_seeding
     objective = build_objective(config, user, dataset.classes, dataset.train.labels, dataset.task)
     running = RunningMetrics(data.device, collectives, objective.metrics, objective.correct)
     metrics: Metrics = running if config.log.metrics else NullMetrics()
     grad_sync = _build_grad_sync(config, collectives, state)
-    identical = config.parallel.identical_replica_seeding
     context = PassContext(config.run.seed, numerics.execution, grad_sync, identical, partition.span)
     verification = _build_verification(config, collectives, state)
     optim, pipeline, span = config.resolved_optim(), partition.pipeline, span or run_span(config, data)

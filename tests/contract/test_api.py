@@ -362,6 +362,16 @@ def test_a_sweep_returns_the_best_run_first(tmp_path):
         convolve.sweep({}, "digits", "lenet5")
 
 
+def test_find_lr_starts_from_the_given_weights(tmp_path):
+    options = {"optimizer": "adam", "learning_rate": 0.003, "threads": 1, "curves": False, "report": False}
+    run = convolve.train("digits", "lenet5", epochs=1, run_dir=tmp_path / "run", **options)
+    fresh, trained = (
+        convolve.find_lr("digits", "lenet5", low=1e-9, high=1e-8, steps=10, threads=1, weights=weights).losses[0]
+        for weights in (None, str(run.path))
+    )
+    assert trained < 0.8 * fresh
+
+
 def test_the_commands_find_lr_and_sweep(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     common = ["--dataset", "digits", "--model", "lenet5", "--threads", "1"]

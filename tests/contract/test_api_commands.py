@@ -176,7 +176,7 @@ RECORD = ValidationRecord("step-000000001", 1, 1.0, 0.5, 0.25, 4, 1.0, 4.0)
 AVERAGED = AverageReport(Path("written"), ["one"], "measured", None)
 ALIGNED = AlignReport(Path("align"), [], "they agree", Path("page.html"))
 CURVE = convolve.LRCurve((0.1,), (1.0,), 0.1)
-SWEPT = convolve.SweepResult((convolve.Run("runs/x"),), ({"seed": 1},), (0.5,), (1.0,), Path("runs"))
+SWEPT = convolve.SweepResult((convolve.Run("runs/x"),), ({"seed": 1},), (0.5,), (1.0,), (1.0,), Path("runs"))
 CODE_OPTIONS = {"loss", "metrics", "callbacks", "progress"}
 # Command line, public function, options that it gets, result, and what is printed with --json.
 CALLS = {

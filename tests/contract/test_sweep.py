@@ -6,12 +6,17 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.torch import save_file
 
 import convolve
 from convolve.api.sweep import pauses
 from convolve.cli.main import dispatch
+from convolve.config import ModelConfig
 from convolve.interpreter import module_command
+from convolve.models import registry
 
 QUICK = {
     "optimizer": "adam",
@@ -97,6 +102,42 @@ def test_a_combination_that_diverges_is_last_and_does_not_end_the_sweep(tmp_path
     result = convolve.sweep({"learning_rate": [1e15, 1e-3]}, "digits", "lenet5", run_dir=tmp_path / "sweep", **given)
     assert [options["learning_rate"] for options in result.options] == [1e-3, 1e15]
     assert result.accuracies[1] is None and "training has diverged" in capsys.readouterr().out
+
+
+def test_the_command_tries_three_learning_rates_on_photos_and_ranks_by_training(tmp_path, capsys, monkeypatch):
+    """The classifier on frozen features is the best checkpoint of each run, so the validations after it decide."""
+    monkeypatch.setenv("CONVOLVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for number in range(42):
+        folder = tmp_path / "photos" / ("val" if number < 12 else "train") / f"class {number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 120, (40, 40, 3), np.uint8)
+        pixels[..., number % 3] += 100
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    model = registry.build(
+        "resnet8-cifar", classes=7, input_shape=(3, 32, 32), seed=5, options=ModelConfig(model="resnet8-cifar")
+    )
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "w.safetensors")
+    words = ["photos", "--model", "resnet8-cifar", "--weights", "w.safetensors", "--image-size", "32"]
+    words += ["--learning-rate", "0.01", "--clip-norm", "none", "--warmup-epochs", "0", "--epochs", "1"]
+    words += ["--batch-size", "8", "--threads", "1", "--no-curves", "--no-report", "--normalization", "symmetric"]
+    with pytest.raises(convolve.ConfigError, match="a plot is saved as .svg or .html"):
+        dispatch(["sweep", *words, "--plot", "sweep.png"])
+    assert dispatch(["sweep", *words, "--plot", "sweep.svg"]) == 0
+    printed = capsys.readouterr().out
+    assert "photos: 30 photos of 3 classes to train, 12 to validate" in printed
+    folder = tmp_path / "runs" / "photos-sweep-1"
+    rows = ranking(folder)
+    assert {row["options"]["learning_rate"] for row in rows} == {0.003, 0.01, 0.03}
+    assert [row["accuracy"] for row in rows] == [1.0, 1.0, 1.0]
+    trained = [
+        max((one.accuracy, -one.loss) for one in convolve.open(folder / row["run"]).validations if one.step)
+        for row in rows
+    ]
+    assert trained == sorted(trained, reverse=True)
+    assert printed.splitlines()[-1] == f"best run runs/photos-sweep-1/{rows[0]['run']}"
+    drawn = (tmp_path / "sweep.svg").read_text()
+    assert all(text in drawn for text in ("validation accuracy", "training loss", "learning_rate=0.03"))
 
 
 @pytest.mark.parametrize(

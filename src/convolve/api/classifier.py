@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 ImageInput: TypeAlias = "str | Path | bytes | Image.Image | Pixels | Tensor"
 """A file, the bytes of one, a PIL image, or pixels: uint8, [H, W] or [H, W, C]."""
-BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,17 @@ class Classifier:
         *,
         top: int = 5,
         invert: bool | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         bad: Literal["error", "skip"] = "error",
     ) -> list[Prediction]:
         """Classify images in batches, in order; a `str` or `Path` is a file, or a folder of them.
 
         Args:
+            batch_size: images in one forward pass; by default as many as memory allows, at most 256.
             bad: raise for an image that cannot be read, or give it a prediction with `error` and no label.
         """
+        if batch_size is None:
+            batch_size = inference.largest_batch(self._metadata.transform.shape)
         if top < 1 or batch_size < 1:
             raise ConfigError(f"top={top}, batch_size={batch_size}: must be at least 1")
         items: list[ImageInput] = (

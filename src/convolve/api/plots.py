@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +41,41 @@ class Plot:
         return panel(name, draw_lines(lines, name, "{:.4g}".format, across=self.across))
 
     def save(self, path: str | Path) -> Path:
-        """Write the plot as an SVG file of one panel, or as an HTML file of all panels."""
-        target = Path(path)
-        if target.suffix not in (".svg", ".html"):
-            raise ConfigError(f"{target}: a plot is saved as .svg or .html; change the ending")
-        if target.suffix == ".svg" and len(self.panels) > 1:
-            raise ConfigError(f"{target}: {len(self.panels)} panels; plot one column, or save as .html")
+        """Write the plot as an SVG or HTML file."""
+        target = check_plot_file(path)
         text = self._repr_html_() if target.suffix == ".html" else self._to_svg()
         write_file(target, text.encode(), ConfigError)
         return target
 
     def _to_svg(self) -> str:
-        drawn = self._draw(self.panels[0][0])
-        start, end = drawn.find("<svg "), drawn.find("</svg>")
-        if start < 0:
-            raise ConfigError(f"plot {self.panels[0][0]}: no data; train first")
-        style = _STYLE.replace(".convolve-plot ", "")
-        namespace = 'xmlns="http://www.w3.org/2000/svg" '
-        return f"<svg {namespace}{drawn[start + 5 : end].replace('>', '>' + style, 1)}</svg>"
+        """Return the panels below each other, each with its heading and its legend."""
+        from convolve.report.svg import COLORS, HEIGHT, LEFT, WIDTH
+
+        parts, height = [_STYLE.replace(".convolve-plot ", "")], 0
+        for name, curves in self.panels:
+            drawn = self._draw(name)
+            start, end = drawn.find("<svg "), drawn.find("</svg>")
+            if start < 0:
+                raise ConfigError(f"plot {name}: no data; train first")
+            parts.append(f'<text class="tick" x="{LEFT}" y="{height + 14}">{escape(name)}</text>')
+            parts.append(f'<svg y="{height + 18}" width="{WIDTH}" height="{HEIGHT}" {drawn[start + 5 : end]}</svg>')
+            height += HEIGHT + 22
+            for color, (label, _) in enumerate(curves):
+                height += 16
+                parts.append(f'<path class="line c{color % COLORS}" d="M{LEFT},{height - 4}h16"/>')
+                parts.append(f'<text class="tick" x="{LEFT + 22}" y="{height}">{escape(label)}</text>')
+            height += 16
+        size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+        font = 'font-family="system-ui, sans-serif"'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>{"".join(parts)}</svg>'
+
+
+def check_plot_file(path: str | Path) -> Path:
+    """Return the path of a plot, or raise if its ending is not supported."""
+    target = Path(path)
+    if target.suffix not in (".svg", ".html"):
+        raise ConfigError(f"{target}: a plot is saved as .svg or .html; change the ending")
+    return target
 
 
 def plot_run(

@@ -83,6 +83,7 @@ def _measure(config: Config, user: Any, rates: Sequence[float]) -> list[float]:
     from dataclasses import replace
 
     from convolve import device
+    from convolve.checkpoint.pretrained import adopt_weights, find_weights
     from convolve.distributed.collectives import SingleProcess
     from convolve.engine.build import build, build_initial_model, build_numerics, open_data, run_span
     from convolve.engine.step import train_step
@@ -90,6 +91,7 @@ def _measure(config: Config, user: Any, rates: Sequence[float]) -> list[float]:
     from convolve.runs.teacher import add_teacher
 
     device.configure(config.run.threads)
+    config = adopt_weights(config, SilentConsole())
     data = open_data(config, SilentConsole(), user)
     span, collectives = run_span(config, data), SingleProcess()
     losses: list[float] = []
@@ -100,7 +102,7 @@ def _measure(config: Config, user: Any, rates: Sequence[float]) -> list[float]:
             data=data,
             collectives=collectives,
             numerics=numerics,
-            model=build_initial_model(config, data, SilentConsole(), user),
+            model=build_initial_model(config, data, SilentConsole(), user, find_weights(config, SilentConsole())),
             user=user,
         )
         parts = add_teacher(config, data, parts)

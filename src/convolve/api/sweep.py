@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from convolve.api.run import Run, Stopped
 from convolve.api.run import open as open_run
 from convolve.api.session import session
 from convolve.api.training import plan_folder, read_config
-from convolve.api.trials import Failure, Score, Trial, train_trials
+from convolve.api.trials import Failure, Score, Trial, read_scores, train_trials
 from convolve.api.user_code import OBJECTS, LossLike, ModelLike, Source, take_objects
 from convolve.config.options import Options
 from convolve.config.schema import Config
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from convolve.recipes.photos import PhotoPlan
+
 END = math.inf
+RATE_FACTORS = (0.3, 1.0, 3.0)
 OF_SWEEP = ("run_dir", "log_dir", "resume", "threads")
 """Options of the whole sweep, which may differ when it continues."""
 
@@ -52,14 +55,16 @@ class SweepResult:
     """The runs of a sweep, the best first, with the options in which they differ.
 
     `accuracies` are those of the best validation of each run, or mean average precisions if images have several labels;
-    None if a run was not validated or diverged. With successive halving, runs that trained longer come first; `epochs`
-    is how long each trained.
+    None if a run was not validated or diverged. Equal ones, such as that of a classifier fitted before the first step,
+    are ordered by the best validation after it. With successive halving, runs that trained longer come first; `epochs`
+    is how long each trained, and `best_epochs` when it was best.
     """
 
     runs: tuple[Run, ...]
     options: tuple[Mapping[str, Any], ...]
     accuracies: tuple[float | None, ...]
     epochs: tuple[float, ...]
+    best_epochs: tuple[float | None, ...]
     folder: Path
 
     @property
@@ -68,13 +73,14 @@ class SweepResult:
         return self.runs[0]
 
     def plot(self) -> Plot:
-        """Return the training loss of all runs."""
+        """Return validation accuracy and training loss of all runs."""
         names = [", ".join(f"{name}={value}" for name, value in given.items()) for given in self.options]
-        curves = tuple(
-            (name, [(record.epoch, record.loss) for record in run.training if record.loss is not None])
-            for name, run in zip(names, self.runs, strict=True)
-        )
-        return Plot((("training loss", curves),))
+        scores = [_best_by_epoch(read_scores(run)) for run in self.runs]
+        losses = [
+            [(record.epoch, record.loss) for record in run.training if record.loss is not None] for run in self.runs
+        ]
+        panels = (("validation accuracy", scores), ("training loss", losses))
+        return Plot(tuple((panel, tuple(zip(names, curves, strict=True))) for panel, curves in panels if any(curves)))
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -86,6 +92,13 @@ class SweepResult:
         return f"<table>{heading}{rows}</table>{self.plot()._repr_html_()}"
 
 
+def _best_by_epoch(scores: Sequence[Score]) -> list[tuple[float, float]]:
+    found: dict[float, float] = {}
+    for score in scores:
+        found[score.epoch] = max(score.value, found.get(score.epoch, score.value))
+    return list(found.items())
+
+
 class SweepOptions(Options, total=False):
     """The options of `convolve.sweep`: those of `train`, and its loss and progress."""
 
@@ -94,7 +107,7 @@ class SweepOptions(Options, total=False):
 
 
 def sweep(
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | None = None,
     data: Source | None = None,
     model: ModelLike | None = None,
     *,
@@ -110,7 +123,8 @@ def sweep(
     that was interrupted continues, and has the same ranking as one that was not.
 
     Args:
-        grid: values of each option to vary, such as {"learning_rate": [0.01, 0.1]}.
+        grid: values of each option to vary, such as {"learning_rate": [0.01, 0.1]}; by default three learning rates
+            around that of the options, the config or the recipe.
         jobs: runs at a time, each in a process with its part of the CPU threads.
         draws: train only this many combinations, drawn by the seed.
         halving: successive halving by this factor, such as 3: train all combinations for a short part of the epochs,
@@ -119,10 +133,12 @@ def sweep(
     given: dict[str, Any] = dict(options)
     with session(), open_progress(given.pop("progress", None)) as console:
         arguments = {"data": data, "model": model, "config": config, "loss": given.pop("loss", None)}
-        combinations = _combine(grid, model, draws, given)
         _check_counts(jobs=jobs, draws=draws, halving=halving)
-        configs = _resolve(arguments, given, combinations)
-        base = _check(configs, halving, grid)
+        if grid is None:
+            grid = _learning_rates(arguments, given)
+        combinations = _combine(grid, model, draws, given)
+        resolved = _resolve(arguments, given, combinations, console)
+        base = _check(list(map(_config, resolved)), halving, grid)
         plan = {
             "combinations": [_stored(combination) for combination in combinations],
             "pauses": pauses(len(combinations), base, halving) if halving else [],
@@ -133,7 +149,17 @@ def sweep(
         with _open_folder(base, plan) as folder:
             own = {name: value for name, value in given.items() if name not in OF_SWEEP}
             common = {**arguments, **own, "threads": plan["threads"]}
-            return _Sweep(folder, plan, _trials(folder, combinations, common), console).run(jobs)
+            trials = [
+                replace(trial, plan=None if isinstance(one, Config) else one)
+                for trial, one in zip(_trials(folder, combinations, common), resolved, strict=True)
+            ]
+            return _Sweep(folder, plan, trials, console).run(jobs)
+
+
+def _learning_rates(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, list[float]]:
+    (resolved,) = _resolve(arguments, options, [{}], SilentConsole())
+    peak = _config(resolved).resolved_optim().learning_rate
+    return {"learning_rate": [float(f"{factor * peak:.2g}") for factor in RATE_FACTORS]}
 
 
 def _combine(
@@ -162,19 +188,28 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _resolve(
-    arguments: Mapping[str, Any], options: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]
-) -> list[Config]:
-    """Return the config of each combination, so a wrong one is an error before anything is trained."""
+    arguments: Mapping[str, Any], options: Mapping[str, Any], grid: Sequence[Mapping[str, Any]], console: Console
+) -> list[Config | PhotoPlan]:
+    """Return the config or the plan for photos of each combination, so a wrong one is an error before training.
+
+    The console shows the plan of the first one.
+    """
     from convolve.engine.user_code import NO_USER_CODE
 
     data, model, config = (arguments[name] for name in ("data", "model", "config"))
-    found = []
+    named = {"model": model} if isinstance(model, str) else {}
+    found: list[Config | PhotoPlan] = []
     for given in grid:
-        merged: dict[str, Any] = {**options, **given}
+        merged: dict[str, Any] = {**options, **named, **given}
         take_objects(merged, NO_USER_CODE)
-        plan = plan_folder(data, merged, SilentConsole()) if model is None and config is None else None
-        found.append(read_config(data, model, config, merged) if plan is None else plan.config)
+        shown = SilentConsole() if found else console
+        plan = plan_folder(data, merged, shown) if config is None and (model is None or named) else None
+        found.append(plan or read_config(data, None if named else model, config, merged))
     return found
+
+
+def _config(resolved: Config | PhotoPlan) -> Config:
+    return resolved if isinstance(resolved, Config) else resolved.config
 
 
 def _check(configs: Sequence[Config], halving: int | None, grid: Mapping[str, object]) -> Config:
@@ -291,7 +326,7 @@ class _Sweep:
         self._console.info(f"sweep of {len(remaining)} combinations in {self._folder}")
         for until in (*self._plan["pauses"], END):
             self._train(remaining, until, jobs)
-            ranked = sorted(remaining, key=lambda trial: self._order(trial, until))
+            ranked = sorted(remaining, key=lambda trial: trial.order(until))
             kept = len(ranked) if until is END else max(1, len(ranked) // self._plan["factor"])
             remaining, dropped = ranked[:kept], [*ranked[kept:], *dropped]
         return self._finish([*remaining, *dropped])
@@ -312,14 +347,9 @@ class _Sweep:
         if failure is not None:
             return f"{trial}: {to_one_line(failure)}"
         score = trial.score(until)
-        reached = "" if until is END else f" after {until:g} epochs"
-        return f"{trial}: {'not validated' if score is None else f'validation {score.value:.2%}'}{reached}"
-
-    def _order(self, trial: Trial, until: float) -> tuple[float, float, int]:
-        """Sort by the score, then by the number of the combination."""
-        score = trial.score(until)
-        value, loss = (-math.inf, -math.inf) if score is None else score.key
-        return -value, -loss, trial.number
+        reached = "" if until is END else f", paused at epoch {until:g}"
+        found = "not validated" if score is None else f"validation {score.value:.2%} at epoch {score.epoch:g}"
+        return f"{trial}: {found}{reached}"
 
     def _finish(self, trials: Sequence[Trial]) -> SweepResult:
         scores = [trial.score(self._reached[trial.number]) for trial in trials]
@@ -331,6 +361,7 @@ class _Sweep:
             tuple(trial.given for trial in trials),
             tuple(None if score is None else score.value for score in scores),
             tuple(epochs),
+            tuple(None if score is None else score.epoch for score in scores),
             self._folder,
         )
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from convolve.api.callbacks import CallbackConsole, CallbackLike, read_callbacks
@@ -108,14 +109,16 @@ def train_plan(
     *,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] = (),
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
-    """Train the plan that the recipe for photos chose for `convolve train PHOTOS`."""
+    """Train the plan that the recipe for photos chose for `convolve train PHOTOS`; `objects` are the user's."""
     with session(), training(), open_progress(progress) as console:
         from convolve.engine.user_code import NO_USER_CODE
 
         for line in plan.lines:
             console.info(line)
-        user = read_user_code(None, None, loss, metrics, base=replace(NO_USER_CODE, strict=plan.config.run.strict))
+        base = take_objects(dict(objects), replace(NO_USER_CODE, strict=plan.config.run.strict))
+        user = read_user_code(None, None, loss, metrics, base=base)
         return _run(
             user,
             CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),

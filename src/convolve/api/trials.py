@@ -13,18 +13,22 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convolve.api.callbacks import Callback
 from convolve.api.ranks import encode, take_result
 from convolve.api.run import Run
+from convolve.api.user_code import OBJECTS
 from convolve.distributed.launch.local import LAUNCHER_VARIABLE
 from convolve.errors import DivergedError, NumericsError
 from convolve.interpreter import module_command
-from convolve.loggers.base import ValidationRecord
+from convolve.loggers.base import SilentConsole, ValidationRecord
 from convolve.run_files import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from convolve.recipes.photos import PhotoPlan
 
 _POLL_SECONDS = 0.05
 _TOLERANCE = 1e-9
@@ -46,21 +50,27 @@ class Score:
         return self.value, -self.loss if math.isfinite(self.loss) else -math.inf
 
 
+NO_SCORE = Score(-math.inf, math.inf, 0.0)
+
+
 @dataclass(frozen=True)
 class Trial:
-    """One combination: arguments of `train`, and the folder of its run."""
+    """One combination: arguments of `train`, the folder of its run, and the plan of the recipe for photos."""
 
     number: int
     folder: Path
     given: Mapping[str, Any]
     arguments: Mapping[str, Any]
+    plan: PhotoPlan | None = None
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.given.items())
 
     def reached(self, until: float) -> bool:
         """Return whether the trial is complete, or was validated at an epoch or later."""
-        return Run(self.folder).finished or any(record.epoch > until - _TOLERANCE for record in self._validations())
+        return Run(self.folder).finished or any(
+            score.epoch > until - _TOLERANCE for score in read_scores(Run(self.folder))
+        )
 
     @property
     def epochs(self) -> float:
@@ -69,17 +79,33 @@ class Trial:
 
     def score(self, until: float) -> Score | None:
         """Return the best validation up to the first one at an epoch or later, None without one."""
-        records = self._validations()
-        last = min((record.epoch for record in records if record.epoch > until - _TOLERANCE), default=math.inf)
-        scores = [Score(_value(record), record.loss, record.epoch) for record in records if record.epoch <= last]
-        return max((score for score in scores if math.isfinite(score.value)), key=lambda score: score.key, default=None)
+        return max(self._scores(until), key=lambda score: score.key, default=None)
 
-    def _validations(self) -> list[ValidationRecord]:
-        if not (self.folder / CONFIG_FILE).is_file():
-            return []
-        run = Run(self.folder)
-        averaged = run.config.run.select_ema
-        return [record for record in run.validations if averaged or not record.checkpoint.endswith("-ema")]
+    def order(self, until: float) -> tuple[float, ...]:
+        """Return a key to sort trials, the best first: by the score, then by the best validation after the first step.
+
+        A classifier that was fitted before the first step may have the best score of several trials.
+        """
+        scores = self._scores(until)
+        best, trained = (
+            max(found, key=lambda score: score.key, default=NO_SCORE)
+            for found in (scores, [score for score in scores if score.epoch > 0])
+        )
+        return -best.value, *(-value for value in (*trained.key, *best.key)), self.number
+
+    def _scores(self, until: float) -> list[Score]:
+        scores = read_scores(Run(self.folder))
+        last = min((score.epoch for score in scores if score.epoch > until - _TOLERANCE), default=math.inf)
+        return [score for score in scores if score.epoch <= last and math.isfinite(score.value)]
+
+
+def read_scores(run: Run) -> list[Score]:
+    """Return the validations of a run that can select its best checkpoint."""
+    if not (run.path / CONFIG_FILE).is_file():
+        return []
+    averaged = run.config.run.select_ema
+    records = [record for record in run.validations if averaged or not record.checkpoint.endswith("-ema")]
+    return [Score(_value(record), record.loss, record.epoch) for record in records]
 
 
 def _value(record: ValidationRecord) -> float:
@@ -96,11 +122,18 @@ class Training:
 
     def work(self) -> None:
         """Start or resume the run."""
-        from convolve.api.training import train
+        from convolve.api.training import train, train_plan
 
         pause = () if math.isinf(self.until) else (_PauseAt(self.until),)
         arguments: dict[str, Any] = dict(self.trial.arguments)
-        train(**arguments, callbacks=pause, progress=False, run_dir=self.trial.folder, resume=True)
+        plan, folder = self.trial.plan, self.trial.folder
+        if plan is None:
+            train(**arguments, callbacks=pause, progress=False, run_dir=folder, resume=True)
+            return
+        config = plan.config.replace(run_dir=folder, resume=True, threads=arguments["threads"])
+        plan = replace(plan, config=config)
+        objects = {name: arguments[name] for name in OBJECTS if name in arguments}
+        train_plan(plan, pause, SilentConsole(), loss=arguments["loss"], objects=objects)
 
 
 class _PauseAt(Callback):

@@ -101,6 +101,7 @@ class OptimOptions(TypedDict, total=False):
     learning_rate: float
     base_learning_rate_exponent: float | None
     layer_decay: float
+    unfreeze_epochs: float | None
     bias_rate_factor: float
     momentum: float
     nesterov: bool

@@ -254,12 +254,17 @@ DATA_RULES = (
 )
 
 
-def _whole_model_for_layer_decay(config: Config) -> None:
-    if config.optim.layer_decay < 1 and config.parallel.shards > 1:
-        raise ConfigError(
-            f"--layer-decay {config.optim.layer_decay:g} with --shards {config.parallel.shards}: needs all blocks in "
-            "one process; use --replicas instead of --shards"
-        )
+def _whole_model_for_fine_tuning(config: Config) -> None:
+    optim, shards = config.optim, config.parallel.shards
+    for option, value in (
+        ("layer-decay", optim.layer_decay if optim.layer_decay < 1 else None),
+        ("unfreeze-epochs", optim.unfreeze_epochs),
+    ):
+        if value is not None and shards > 1:
+            raise ConfigError(
+                f"--{option} {value:g} with --shards {shards}: needs all blocks in one process; use --replicas "
+                "instead of --shards"
+            )
 
 
 def _layer_decay_without_lars(config: Config) -> None:
@@ -305,7 +310,7 @@ def _validations_for_patience(config: Config) -> None:
 
 
 FINE_TUNING_RULES = (
-    _whole_model_for_layer_decay,
+    _whole_model_for_fine_tuning,
     _layer_decay_without_lars,
     _head_in_one_process,
     _nothing_to_train,

@@ -50,6 +50,9 @@ class OptimConfig(Section):
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="factor on the learning rate from each block to the one before it"
     )
+    unfreeze_epochs: float | None = Field(
+        None, gt=0, description="gradual unfreezing: train the classifier, then one stage more after every N epochs"
+    )
     bias_rate_factor: float = Field(1.0, gt=0, description="factor on the learning rate of norms and biases")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of momentum, rmsprop, lars and muon")
     nesterov: bool = Field(False, description="Nesterov form of momentum")

@@ -199,9 +199,9 @@ class Bucket:
         return self.flats[: len(nodes)]
 
     def unpack(self) -> None:
-        """Make the sums the gradients of the parameters, without copying."""
+        """Make the sums the gradients of the parameters, without copying. Parameters that are frozen now have none."""
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient if parameter.requires_grad else None
 
 
 def fill_buckets(

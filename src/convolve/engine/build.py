@@ -15,7 +15,7 @@ import torch
 from convolve import device
 from convolve.checkpoint.fetch import WeightsFile
 from convolve.checkpoint.pretrained import load_pretrained
-from convolve.config import Config, ModelConfig
+from convolve.config import Config, ModelConfig, OptimConfig
 from convolve.data.build import DataModule, fit_normalization, load_dataset
 from convolve.data.catalog import dataset_info
 from convolve.data.dataset import Labels, Task
@@ -33,7 +33,15 @@ from convolve.engine.loop import run_samples
 from convolve.engine.metrics import BinaryCrossEntropy, CrossEntropy, LossFn, Metrics, NullMetrics, RunningMetrics
 from convolve.engine.objective import Objective, UserLoss, check_loss, measure_metrics
 from convolve.engine.state import TrainState
-from convolve.engine.step import StepParts, clip_to_norm, keyed_update, no_clipping, update_weights
+from convolve.engine.step import (
+    StepParts,
+    UnfreezeFn,
+    clip_to_norm,
+    keyed_update,
+    no_clipping,
+    train_all,
+    update_weights,
+)
 from convolve.engine.tasks import CORRECT, check_task
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.engine.verification import NoVerification, StepVerification, Verification
@@ -44,6 +52,7 @@ from convolve.loggers.run_lines import join_lines
 from convolve.models import registry
 from convolve.models.fastnet import WHITENED_IMAGES, Whitening
 from convolve.models.network import Network, Shape, apply_freezing, layer_rates
+from convolve.models.unfreezing import GradualUnfreezing
 from convolve.numerics.emulator import Observer
 from convolve.numerics.execution import Execution
 from convolve.numerics.formats import FP16, FP32, Format
@@ -217,18 +226,18 @@ def build(
     numerics.execution.install(state.model)
     native_layers = apply_kernels(config, state.model, numerics.choice)
     numerics.execution.round_initial_weights()
-    dataset = data.dataset
+    dataset, identical = data.dataset, config.parallel.identical_replica_seeding
     objective = build_objective(config, user, dataset.classes, dataset.train.labels, dataset.task)
     running = RunningMetrics(data.device, collectives, objective.metrics, objective.correct)
     metrics: Metrics = running if config.log.metrics else NullMetrics()
     grad_sync = _build_grad_sync(config, collectives, state)
-    identical = config.parallel.identical_replica_seeding
     context = PassContext(config.run.seed, numerics.execution, grad_sync, identical, partition.span)
     verification = _build_verification(config, collectives, state)
-    optim, pipeline = config.resolved_optim(), partition.pipeline
+    optim, pipeline, span = config.resolved_optim(), partition.pipeline, span or run_span(config, data)
     parts = StepParts(
-        schedule=build_schedule(config.schedule, optim.learning_rate, span or run_span(config, data)),
+        schedule=build_schedule(config.schedule, optim.learning_rate, span),
         forward_backward=_build_forward_backward(partition, context, metrics, objective, verification),
+        unfreeze=_build_unfreezing(optim, state.model, span),
         clip=no_clipping if optim.clip_norm is None else clip_to_norm(optim.clip_norm, collectives),
         update=keyed_update(config.run.seed) if state.any_slot_shape else update_weights,
         seed=config.run.seed,
@@ -243,6 +252,12 @@ def build(
         infer=partial(pipeline.infer, forward=partial(numerics.execution.forward, state.model)) if pipeline else None,
     )
     return state, parts
+
+
+def _build_unfreezing(optim: OptimConfig, model: Network, span: RunSpan) -> UnfreezeFn:
+    if optim.unfreeze_epochs is None:
+        return train_all
+    return GradualUnfreezing(model, round(optim.unfreeze_epochs * span.epoch))
 
 
 def _build_grad_sync(config: Config, collectives: Collectives, state: TrainState) -> GradientSync:

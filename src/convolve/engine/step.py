@@ -25,10 +25,15 @@ from convolve.optim.schedules import Schedule
 
 ClipFn = Callable[[nn.Module], None]
 UpdateFn = Callable[[TrainState], None]
+UnfreezeFn = Callable[[int], None]
 
 
 def no_clipping(model: nn.Module) -> None:
     """Keep gradients as they are."""
+
+
+def train_all(samples: int) -> None:
+    """Train all blocks from the start."""
 
 
 def update_weights(state: TrainState) -> None:
@@ -56,6 +61,7 @@ class StepParts:
 
     schedule: Schedule
     forward_backward: ForwardBackwardFn
+    unfreeze: UnfreezeFn = train_all
     clip: ClipFn = no_clipping
     update: UpdateFn = update_weights
     seed: int = 0
@@ -80,6 +86,7 @@ def train_step(state: TrainState, batch: StepBatch, parts: StepParts, *, stop: b
     Returns a number above 0 if a replica passed `stop`, still on the device.
     """
     set_learning_rate(state.optimizer, parts.schedule(state.samples))
+    parts.unfreeze(state.samples)
     parts.forward_backward.run(batch, state.step, state.scaler.scale)
     statistics = NormStatistics(state.model, batch.leaves, batch.count)
     norm_sums, stop_votes = sync_gradients(parts.grad_sync, statistics.rows, stop)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from convolve.models.network import Network
 
 BATCH_SIZE = 256
+BATCH_PIXELS = 64 * 224 * 224  # limits the memory for activations
 Probabilities = npt.NDArray[np.float32]
 
 
@@ -144,7 +145,13 @@ def _load_checkpoint(path: Path, options: LoadOptions) -> Classifier:
 
 def _open(source: EngineSource, options: LoadOptions) -> Engine:
     name = options.engine or source.names[0]
-    return open_engine(name, source, options.log, options.batch_sizes, options.expected_images)
+    sizes = [min(size, largest_batch(source.shape)) for size in options.batch_sizes]
+    return open_engine(name, source, options.log, sizes, options.expected_images)
+
+
+def largest_batch(shape: tuple[int, int, int]) -> int:
+    """Return how many inputs of a shape [C, H, W] to classify in one pass."""
+    return min(BATCH_SIZE, max(1, BATCH_PIXELS // (shape[1] * shape[2])))
 
 
 @dataclass(frozen=True)
@@ -225,9 +232,10 @@ def predict(
     require_pixels(classifier.metadata, run)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []
-    for start in range(0, len(files), BATCH_SIZE):
+    batch_size = largest_batch(classifier.metadata.transform.shape)
+    for start in range(0, len(files), batch_size):
         console.progress("predict", start, len(files))
-        inputs = _read(files[start : start + BATCH_SIZE], classifier.metadata, invert, failures)
+        inputs = _read(files[start : start + batch_size], classifier.metadata, invert, failures)
         if inputs:
             predictions += _predict_batch(classifier, inputs, explain_dir)
     several = classifier.metadata.thresholds is not None

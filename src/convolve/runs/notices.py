@@ -1,7 +1,8 @@
-"""Lines about the data of a run."""
+"""Lines about the data and the schedule of a run."""
 
 from collections.abc import Callable, Sequence
 
+from convolve.config import Config
 from convolve.data.dataset import Reader, Skipped
 from convolve.data.readers.index import Index
 from convolve.engine.throughput import Interval
@@ -9,6 +10,9 @@ from convolve.errors import to_one_line
 from convolve.kernels import jpeg_region
 from convolve.kernels.build import Unavailable
 from convolve.loggers.base import Console
+from convolve.models.network import Network
+from convolve.models.unfreezing import explain_unfreezing
+from convolve.optim.schedules import RunSpan, explain_warmup
 
 DATA_BOUND_FRACTION = 0.25
 
@@ -39,3 +43,13 @@ def report_data_wait(measured: Interval | None, console: Console) -> None:
             f"data loading took {waited:.0%} of the time (the model could process {possible:,.0f} images/s); "
             "profile it with `convolve bench data`"
         )
+
+
+def report_schedule(config: Config, model: Network, span: RunSpan, console: Console) -> None:
+    """Print a line if the run ends inside its warm-up, and one about gradual unfreezing."""
+    optim = config.resolved_optim()
+    lines = [explain_warmup(config.schedule, optim.learning_rate, span)]
+    if optim.unfreeze_epochs is not None:
+        lines.append(explain_unfreezing(model, optim.unfreeze_epochs, span.total / span.epoch))
+    for line in filter(None, lines):
+        console.info(line)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from convolve.checkpoint.ranks import Ranks
+from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import AsyncSaver, Store
 from convolve.config import Config
 from convolve.config.loading import dump
@@ -15,6 +16,7 @@ from convolve.distributed.collectives import Collectives
 from convolve.distributed.topology import leads_host
 from convolve.engine.callbacks import Saver
 from convolve.engine.metrics import EvalResult
+from convolve.engine.state import TrainState
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.files import draft_owner, write_file
 from convolve.loggers.base import Console, Logger, LoggerGroup, to_json
@@ -180,3 +182,13 @@ def name_best(store: Store, collectives: Collectives) -> Path | None:
     best = store.best if collectives.is_rank_zero else None
     name = collectives.broadcast_str("" if best is None else best.name)
     return store.folder / name if name else None
+
+
+def load_best(store: Store, collectives: Collectives, state: TrainState) -> Snapshot | None:
+    """Load the weights of the checkpoint that validated best, and return its snapshot; None if there is none."""
+    path = name_best(store, collectives)
+    if path is None:
+        return None
+    snapshot = store.load(path, state.holds)
+    state.load_weights(snapshot.trained())
+    return snapshot

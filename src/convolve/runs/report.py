@@ -29,7 +29,7 @@ from convolve.report.label_section import LabelPredictions
 from convolve.report.numerics_section import read_numerics
 from convolve.report.page import render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
-from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
+from convolve.run_files import CONFIG_FILE, EVENTS_FILE, RECIPE_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 from convolve.runs.calibration import fit_calibration, read_calibration, write_calibration
 from convolve.runs.findings import read_checks
 from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
@@ -87,11 +87,13 @@ def write_training_report(
 ) -> Path:
     """Write the report at the end of a run; costs one pass over the test images if these were evaluated."""
     predictions = labels = None
+    selected = data.dataset.validation is not None or (folder / RECIPE_FILE).exists()
+    weights = "best checkpoint" if selected else "final weights"
     if result is not None and result.labels:
-        labels = LabelPredictions(result.labels, result.accuracy, result.samples, "final weights")
+        labels = LabelPredictions(result.labels, result.accuracy, result.samples, weights)
     elif result is not None:
         samples = SampleCollector(data.dataset.classes)
-        predictions = collect_predictions(model, data, "final weights", samples, execution)
+        predictions = collect_predictions(model, data, weights, samples, execution)
         write_samples(folder, samples.result())
         write_calibration(folder, fit_calibration(model, data, execution, predictions))
     return _write(report_path(folder), [_collect(folder, predictions, _environment(), labels)])

@@ -50,7 +50,7 @@ from convolve.models.network import Network
 from convolve.numerics.execution import Execution
 from convolve.numerics.select import why_no_kernels
 from convolve.optim.optimizers import select_optimizer
-from convolve.optim.schedules import RunSpan, explain_warmup
+from convolve.optim.schedules import RunSpan
 from convolve.run_files import CHECKPOINTS_FOLDER
 from convolve.runs.callbacks import build_callbacks
 from convolve.runs.changes import Changes, continue_config, fit_processes
@@ -60,8 +60,8 @@ from convolve.runs.finished import read_finished
 from convolve.runs.folder import create_run_dir, discard_failed_start, has_started, lock_run, read_config
 from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.load import read_thresholds
-from convolve.runs.notices import report_data_wait, report_skipped_entries, report_whole_decoding
-from convolve.runs.outputs import NullOutputs, RunOutputs, join_ranks, name_best
+from convolve.runs.notices import report_data_wait, report_schedule, report_skipped_entries, report_whole_decoding
+from convolve.runs.outputs import NullOutputs, RunOutputs, join_ranks, load_best
 from convolve.runs.results import TrainReport, chance_level, read_best, run_info
 from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
 
@@ -208,9 +208,7 @@ class Session:
         self.outputs.emit("numerics", **self.numerics.to_json())
         report_skipped_entries(self.data.dataset.skipped, self.console, self.outputs.emit)
         report_whole_decoding(self.data.dataset.train, self.console)
-        peak = self.config.resolved_optim().learning_rate
-        if short := explain_warmup(self.config.schedule, peak, self.span):
-            self.console.info(short)
+        report_schedule(self.config, self.state.model, self.span, self.console)
         report_lost(self.lost_guarantees, self.console, self.outputs.emit)
         choice = self.numerics.choice
         if choice.execution != "plain":
@@ -219,13 +217,16 @@ class Session:
             self.console.info(f"native kernels unavailable ({missing}); using PyTorch's, which are slower")
 
     def _test_result(self, event: StepEvent | None) -> EvalResult | None:
-        run = self.config.run
-        result: EvalResult | None = None
+        """Return the result of the run; that of a recipe is its best validation, even if training continued after."""
+        run, result = self.config.run, None
         if run.validation_mode == "during":
             result = event.validation if event else self._evaluate_without_steps()
         elif run.validation_mode == "after" and run.checkpoints:
             result = self.outputs.validate_checkpoints(self.data)
-        return result if self.data.dataset.validation is None else self._test_best()
+        if self.data.dataset.validation is not None:
+            return self._test_best()
+        best = self._load_best() if chance_level(self.outputs.folder, self.data) is not None else None
+        return result if best is None else read_best(best)
 
     def _evaluate_without_steps(self) -> EvalResult | None:
         """Return the result of a process that trained nothing: of a fitted head, or of the restored last step."""
@@ -235,15 +236,14 @@ class Session:
 
     def _test_best(self) -> EvalResult:
         """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
-        thresholds = None
-        path = name_best(self.outputs.store, self.collectives) if self.config.run.checkpoints else None
-        if path is not None:
-            snapshot = self.outputs.store.load(path, self.state.holds)
-            thresholds = read_thresholds(snapshot.state, len(self.data.dataset.classes))
-            self.state.load_weights(snapshot.trained())
+        best = self._load_best()
+        thresholds = read_thresholds(best.state, len(self.data.dataset.classes)) if best else None
         result = evaluate_state(self.state, self.parts, self.data.test_loader(), self.config, thresholds)
         self.outputs.emit("test", loss=result.loss, accuracy=result.accuracy, samples=result.samples)
         return result
+
+    def _load_best(self) -> Snapshot | None:
+        return load_best(self.outputs.store, self.collectives, self.state) if self.config.run.checkpoints else None
 
     def _build_whole(self) -> Network:
         data = self.data

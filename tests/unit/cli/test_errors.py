@@ -62,7 +62,7 @@ CASES = [
     ("validate runs/a --latency", "--latency is not offered by convolve validate: measure mean, p50, p99"),
     ("cache remove", "cache remove: give either names or --all"),
     ("find-lr --steps 0", "low=1e-06, high=1, steps=0: need"),
-    ("sweep", "convolve sweep: the following arguments are required: --grid"),
+    ("sweep --grid x", "--grid x: write OPTION=VALUE,VALUE, such as learning-rate=0.01,0.1"),
     ("align --policies 32.32", "--policies: needs at least two, the reference first, for example 32.32 16.16"),
 ]  # fmt: skip
 

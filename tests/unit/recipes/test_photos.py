@@ -130,6 +130,15 @@ def test_classifier_separates_colors_and_is_kept_if_it_is_best(photos: Path, wei
     assert (tmp_path / "run" / VALIDATION_FILE).read_text().count("step-000000000") == 1
 
 
+def test_the_accuracy_of_a_run_is_that_of_its_best_checkpoint(photos: Path, weights: Path, tmp_path: Path) -> None:
+    (photos / "test").rename(photos / "val")
+    given = options(tmp_path / "run", weights, learning_rate=0.1, clip_norm=None, warmup_epochs=0, epochs=1)
+    report = train(photos, given)
+    validations = convolve.open(tmp_path / "run").validations
+    assert validations[0].accuracy > validations[-1].accuracy
+    assert report.test_accuracy == validations[0].accuracy and report.test_samples == 12
+
+
 def test_zero_epochs_fit_only_the_classifier_on_all_photos(photos: Path, weights: Path, tmp_path: Path) -> None:
     report = train(photos, options(tmp_path / "run", weights, epochs=0))
     assert report.steps == 0 and report.test_accuracy == 1.0

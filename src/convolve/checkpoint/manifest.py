@@ -9,13 +9,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from convolve.checkpoint.snapshot import FILES
 from convolve.errors import CheckpointError
-from convolve.files import has_content, open_run_file, sha256_of
+from convolve.files import open_run_file, sha256_of
 from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
 FORMAT = "convolve-checkpoint"
@@ -66,13 +65,6 @@ def verify(folder: Path) -> None:
     """Raise CheckpointError unless every file of a checkpoint is intact; uses constant memory."""
     for name, entry in read_manifest(folder).items():
         _compare(folder / name, _read(folder / name, entry.size, sha256_of), entry)
-
-
-def compare_written(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Read a folder back and raise CheckpointError unless it has these files; takes half the time of `verify`."""
-    for name, data in files.items():
-        if not _read(folder / name, len(data), partial(has_content, data=data)):
-            raise _damaged(folder / name, "has other content than was written")
 
 
 def _compare(path: Path, sha256: str, entry: FileEntry) -> None:

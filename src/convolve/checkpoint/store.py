@@ -3,16 +3,16 @@
 A save writes a folder atomically (see `files.py`), reads it back, and only then prunes older checkpoints. One process
 writes to a store at a time. `Store.open` recovers from killed writers.
 
-`AsyncSaver` copies the state into the bytes to store, which is cheap, and a thread writes them while training
-continues. At most one save is in progress, so checkpoints appear in order and one copy of the state is enough. SIGKILL
-loses the save in progress; finished checkpoints stay intact.
+`AsyncSaver` copies the state, which is cheap, and a thread writes it while training continues. At most one save is in
+progress, so checkpoints appear in order and one copy of the state is enough. SIGKILL loses the save in progress;
+finished checkpoints stay intact.
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from convolve.checkpoint.manifest import compare_written, encode_manifest, read_files, verify
+from convolve.checkpoint.manifest import encode_manifest, read_files, verify
 from convolve.checkpoint.snapshot import FILES, Snapshot, decode, describe_mismatch, encode
 from convolve.directory import UnsafeFileError
 from convolve.errors import CheckpointError
@@ -79,7 +79,7 @@ class Store:
                 write_folder(path, files)
             except OSError as error:
                 raise _save_error(path, error, sum(map(len, files.values()))) from error
-            compare_written(path, files)
+            verify(path)
             failpoint("verified")
         self._damaged.discard(path)
         self._prune(path)
@@ -133,7 +133,7 @@ class AsyncSaver:
     def save(self, snapshot: Snapshot, *, best: bool) -> None:
         """Copy a snapshot and start to save it, marked as best on request. The previous save must have been polled."""
         assert self._pending is None, "one save at a time"
-        self._pending = self._thread.submit(self._save, snapshot.copy(), best)
+        self._pending = self._thread.submit(self._save, _copy(snapshot), best)
 
     def poll(self, *, wait: bool) -> Path | None:
         """Return the path of the last save once it completes, else None. Re-raises the error of a failed save."""
@@ -254,3 +254,12 @@ def _remove(path: Path) -> None:
 
 def _save_error(path: Path, error: OSError, size: int) -> CheckpointError:
     return CheckpointError(f"{describe_write_error(path, error, size)}; earlier checkpoints are intact")
+
+
+def _copy(snapshot: Snapshot) -> Snapshot:
+    """Copy the tensors, which the next step changes in place."""
+    tensors = {
+        part: {name: tensor.detach().clone() for name, tensor in named.items()}
+        for part, named in snapshot.tensors.items()
+    }
+    return Snapshot(tensors, dict(snapshot.state))

@@ -8,6 +8,7 @@ sandbox. On a busy machine only the CPU time is comparable; it includes that of 
 """
 
 import argparse
+import asyncio
 import io
 import os
 import statistics
@@ -20,7 +21,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from convolve.inference.preprocess import DecodeRequest, InputSpec, decode_input
+from convolve.inference.decoding import DecodeRequest, decode_inputs, pack_requests
+from convolve.inference.preprocess import InputSpec
 from convolve.rng import generator
 from convolve.serving.decoding import DECODERS, DecoderPool
 from turns import check_ratio
@@ -55,6 +57,10 @@ def measure(decode: Callable[[], None], children: list[int], images: int) -> tup
     return images / (time.perf_counter() - start), (cpu_seconds(children) - before) / images
 
 
+async def start(pool: DecoderPool) -> None:
+    pool.start()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -62,14 +68,15 @@ def main() -> None:
     options = parser.parse_args()
     photos = [draw_photo(number) for number in range(8)]
     requests = [DecodeRequest(photos[n % 8], f"{n}.jpg", SPEC) for n in range(options.images)]
-    pool, threads = DecoderPool(), ThreadPoolExecutor(DECODERS)
+    pool, threads, loop = DecoderPool(), ThreadPoolExecutor(DECODERS), asyncio.new_event_loop()
+    loop.run_until_complete(start(pool))
 
     def in_sandbox() -> None:
-        for future in [pool.submit(request) for request in requests]:
-            assert isinstance(future.result(), np.ndarray), "every photo is decoded"
+        found = loop.run_until_complete(pool.decode(requests))
+        assert all(isinstance(pixels, np.ndarray) for pixels in found), "every photo is decoded"
 
     def in_process() -> None:
-        for future in [threads.submit(decode_input, request.pack()) for request in requests]:
+        for future in [threads.submit(decode_inputs, pack_requests([request])) for request in requests]:
             future.result()
 
     in_sandbox()
@@ -85,6 +92,7 @@ def main() -> None:
         costs.append(found[in_sandbox][1] / found[in_process][1])
         print(f"{found[in_sandbox][0]:8.0f} images/s in the sandbox, {found[in_process][0]:8.0f} without", flush=True)
     pool.close()
+    loop.close()
     print(f"CPU time in the sandbox / without: {statistics.median(costs):.3f}")
     sys.exit(0 if check_ratio("images/s in the sandbox", "decoding in the process", speeds, TARGET) else 1)
 

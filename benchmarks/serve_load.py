@@ -145,9 +145,9 @@ def huge_image() -> bytes:
     return encode(Image.new("1", (30_000, 30_000)))
 
 
-def encode(image: Image.Image) -> bytes:
+def encode(image: Image.Image, image_format: str = "PNG") -> bytes:
     file = io.BytesIO()
-    image.save(file, "PNG")
+    image.save(file, image_format)
     return file.getvalue()
 
 

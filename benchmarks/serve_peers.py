@@ -1,10 +1,11 @@
 """Serving: convolve, and LitServe, BentoML, MLServer and plain starlette with onnxruntime, on the same ONNX file.
 
-    python benchmarks/serve_peers.py [--rounds 5] [--seconds 5] [--clients 32] [--models lenet-bn resnet20-cifar]
+    python benchmarks/serve_peers.py [--rounds 5] [--seconds 5] [--clients 32] [--models NAME...]
                                      [--peers litserve bentoml mlserver starlette] [--envs FOLDER]
 
-Every server gets the same PNGs in base64, in the JSON that it documents, from clients on the loopback interface, and
-batches dynamically as documented (starlette has no batching): up to 64 images, 2 ms of waiting where that is an option.
+Every server gets the same images in base64 (32 x 32 PNGs; 224 x 224 JPEGs for efficientnet-lite0), in the JSON that
+it documents, from clients on the loopback interface. The peers batch dynamically as documented (starlette has no
+batching): up to 64 images, 2 ms of waiting where that is an option. convolve has its defaults, which do not wait.
 Servers are pinned to one core, and the clients to another. One server runs at a time: the others are stopped (SIGSTOP).
 A turn measures requests/s with many clients (closed loop), then the p99 latency at half of that rate (open loop). The
 first round is not counted. Before, each server must return the probabilities of the model for all images.
@@ -47,8 +48,12 @@ PACKAGES = {
     "mlserver": ("mlserver", *ONNX),
     "starlette": ("starlette", "uvicorn[standard]", *ONNX),
 }
-MODELS = ("lenet-bn", "resnet20-cifar")
-DATASET = "cifar10"  # photos: gray images are taken for digits, which convolve centers first
+# Data set and format of the images. Photos: gray images are taken for digits, which convolve centers first.
+MODELS = {
+    "lenet-bn": ("cifar10", "PNG"),
+    "resnet20-cifar": ("cifar10", "PNG"),
+    "efficientnet-lite0": ("imagenet", "JPEG"),
+}
 IMAGES = 16
 TARGET = 1.5
 FIGURES = {  # compared with every peer, and the target for the best one
@@ -303,10 +308,11 @@ def report(model: str, found: Rounds) -> bool:
 
 
 def measure_model(name: str, options: argparse.Namespace, folder: Path) -> bool:
-    target = open_target(name, 1, DATASET)
+    dataset, image_format = MODELS[name]
+    target = open_target(name, 1, dataset)
     model = write_files(target, folder, ("fp32",))["fp32"]
     pixels = target.pixels(IMAGES)
-    images = [base64.b64encode(encode(Image.fromarray(np.squeeze(one)))).decode() for one in pixels]
+    images = [base64.b64encode(encode(Image.fromarray(np.squeeze(one)), image_format)).decode() for one in pixels]
     classifier = Classifier(str(model))
     expected = [classifier.run([classifier.decode(image)])[0] for image in images]
     with open_servers(options, model, images[0]) as servers:

@@ -66,15 +66,18 @@ class Sandbox:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def call(self, payload: bytes) -> bytes:
+    def call(self, payload: bytes, seconds: float | None = None) -> bytes:
         """Return the function's result; errors of convolve are raised again here.
+
+        Args:
+            seconds: time limit, if it is not that of `limits`.
 
         Raises:
             SandboxError: the child was killed, died, or raised something else.
         """
         child = self._child or self.start()
         try:
-            return self._exchange(child, payload, time.monotonic() + self.limits.seconds)
+            return self._exchange(child, payload, time.monotonic() + (seconds or self.limits.seconds))
         except SandboxError:
             self.close()
             raise

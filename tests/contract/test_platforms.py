@@ -43,7 +43,7 @@ from convolve.sandbox import Sandbox
 found["memory"] = memory_bytes()
 found["bench"] = problem(lambda: __import__("convolve.bench.timer"))
 windows = sys.platform == "win32"
-found["sandbox"] = problem(Sandbox("convolve.inference.preprocess:decode_input").start) if windows else None
+found["sandbox"] = problem(Sandbox("convolve.inference.decoding:decode_inputs").start) if windows else None
 found["kernels"] = getattr(load("batch_norm.c"), "reason", None) if windows else None
 print(json.dumps(found))
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NUMBERS: tuple[tuple[str, type, float | None, str], ...] = (
     ("port", int, 8000, "port; 0 chooses a free one [8000]"),
     ("max-batch", int, 64, "largest batch of one forward pass [64]"),
-    ("max-delay-ms", float, 2.0, "max wait for more requests before a batch runs, in ms [2]"),
+    ("max-delay-ms", float, 0.0, "max wait for more requests before a batch runs, in ms [0]"),
     ("queue", int, 256, "max images waiting; further requests get status 429 [256]"),
     ("max-body-mb", float, 16.0, "max size of a request, in MiB [16]"),
     ("body-seconds", float, 10.0, "max time to receive a request body, in seconds [10]"),

@@ -6,7 +6,9 @@ whose fourth channel is the opacity.
 
 import io
 import stat
+import struct
 import warnings
+import zlib
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,6 +26,9 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MAX_PIXEL_BYTES = 16
 MAX_CHANNELS = 256
 _NPY_MAGIC = b"\x93NUMPY"
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_PNG_CHUNK = struct.Struct(">I4s")
+_PNG_CHECKSUM = struct.Struct(">I")
 
 
 def center_box(size: tuple[int, int], fraction: float) -> Box:
@@ -58,12 +63,15 @@ def decode_image_in_thread(
             return _decode_array(bytes(data), path, channels, largest)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_pixels(image, path, largest)
-            _check_png(image, data)
-            upright = ImageOps.exif_transpose(image)
-            if channels not in (1, 3) and len(upright.getbands()) != channels:
-                found = len(upright.getbands())
+            if image.format == "PNG":
+                _check_png(memoryview(data))
+            image.load()  # an orientation may follow the pixels
+            if image.info:
+                ImageOps.exif_transpose(image, in_place=True)
+            if channels not in (1, 3) and len(image.getbands()) != channels:
+                found = len(image.getbands())
                 raise DataError(f"{found} channels; the model takes {channels}, give them as npy", subject=path)
-            return _to_pixels(upright, channels)
+            return _to_pixels(image, channels)
     except DataError:
         raise
     except Image.DecompressionBombError as error:
@@ -117,11 +125,20 @@ def _decode_array(data: bytes, path: Path | str, channels: int, largest: int) ->
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-def _check_png(image: Image.Image, data: bytes | memoryview) -> None:
-    """Compare the checksums of a PNG, which Pillow does only on request."""
-    if image.format == "PNG":
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as again:
-            again.verify()
+def _check_png(data: memoryview) -> None:
+    """Compare the checksums of a PNG up to its end; Pillow does so only for what is in front of the pixels."""
+    position, kind = len(_PNG_MAGIC), b""
+    try:
+        while True:
+            length, kind = _PNG_CHUNK.unpack_from(data, position)
+            if kind == b"IEND":
+                return
+            end = position + _PNG_CHUNK.size + length
+            if zlib.crc32(data[position + 4 : end]) != _PNG_CHECKSUM.unpack_from(data, end)[0]:
+                raise ValueError(f"wrong checksum in {kind!r} of a PNG")
+            position = end + _PNG_CHECKSUM.size
+    except struct.error:
+        raise ValueError("truncated PNG") from None
 
 
 def _to_pixels(image: Image.Image, channels: int) -> Images:
@@ -133,7 +150,8 @@ def _to_pixels(image: Image.Image, channels: int) -> Images:
     elif image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-    pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+    mode = "L" if channels == 1 else "RGB"
+    pixels = np.array(image if image.mode == mode else image.convert(mode))
     return pixels.reshape(*pixels.shape[:2], channels)
 
 

@@ -182,9 +182,11 @@ class PredictReport:
     multi_label: bool = False
 
 
-def rank_classes(probabilities: npt.NDArray[np.float32], classes: tuple[str, ...]) -> dict[str, float]:
-    """Return the probabilities of one image by class name, highest first."""
-    order = np.argsort(-probabilities, kind="stable")
+def rank_classes(
+    probabilities: npt.NDArray[np.float32], classes: tuple[str, ...], top: int | None = None
+) -> dict[str, float]:
+    """Return the probabilities of one image by class name, highest first; `top` limits their number."""
+    order = [probabilities.argmax()] if top == 1 else np.argsort(-probabilities, kind="stable")[:top]
     return {classes[index]: float(probabilities[index]) for index in order}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class ModelMetadata:
     quantization: Mapping[str, Any] | None = None
     thresholds: tuple[float, ...] | None = None
 
-    @property
+    @cached_property
     def input_spec(self) -> InputSpec:
         """How an image becomes the input of this model."""
         channels, height, width = self.transform.shape

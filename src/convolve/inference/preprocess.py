@@ -4,13 +4,12 @@ A digit is prepared as in MNIST: light ink on black, scaled into a 20/28 box and
 is resized and center-cropped as in validation.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from convolve.data.image_io import MAX_PIXELS, Images, center_box, decode_image
+from convolve.data.image_io import Images, center_box
 
 _LUMA = np.array((299, 587, 114), np.int64)
 _INK_BOX = 20 / 28  # MNIST scales the ink into 20 of 28 pixels
@@ -28,42 +27,12 @@ class InputSpec:
     crop_fraction: float
 
 
-@dataclass(frozen=True)
-class DecodeRequest:
-    """An encoded image for `decode_input`. `name` stands for it in error messages.
+def preprocess(image: Images, spec: InputSpec, invert: bool | None = None) -> Images:
+    """Return an image [H, W, C] of any size as model input.
 
     Args:
         invert: for digits, True if the ink is darker than the paper; None: detected from the border.
     """
-
-    data: bytes
-    name: str
-    spec: InputSpec
-    invert: bool | None = None
-    max_pixels: int = MAX_PIXELS
-
-    def pack(self) -> bytes:
-        """Return the request as one block of bytes."""
-        header = {"name": self.name, "spec": asdict(self.spec), "invert": self.invert, "max_pixels": self.max_pixels}
-        return json.dumps(header).encode() + b"\n" + self.data
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> "DecodeRequest":
-        """Return the request in a block of bytes."""
-        header, _, data = payload.partition(b"\n")
-        values = json.loads(header)
-        return cls(**{**values, "data": data, "spec": InputSpec(**values["spec"])})
-
-
-def decode_input(payload: bytes) -> bytes:
-    """Return the model input [H, W, C] of a packed `DecodeRequest`, as bytes. Runs inside a sandbox."""
-    request = DecodeRequest.unpack(payload)
-    image = decode_image(request.data, request.name, channels=request.spec.channels, largest=request.max_pixels)
-    return preprocess(image, request.spec, request.invert).tobytes()
-
-
-def preprocess(image: Images, spec: InputSpec, invert: bool | None = None) -> Images:
-    """Return an image [H, W, C] of any size as model input; `invert` as in `DecodeRequest`."""
     if spec.fit == "digit":
         return fit_digit(image, spec.height, invert)
     return fit_photo(image, spec)

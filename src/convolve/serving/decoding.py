@@ -1,43 +1,79 @@
 """Decode uploads in sandboxes: a few children that can neither write, connect nor start processes.
 
-An upload that crashes its child, or needs too much time or memory, costs that child and gets an error response. The
-next upload gets a new child.
+Images that arrive while all children are busy form a batch, which costs one exchange with a child. An upload that
+crashes its child, or needs too much time or memory, costs that child and gets an error response. It may not fail the
+others of its batch: after such a failure each image is decoded alone. The next upload gets a new child.
 """
 
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-
-import numpy as np
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from convolve.confinement import Limits
 from convolve.data.image_io import Images
 from convolve.errors import DataError, ImageTooLargeError, SandboxError
-from convolve.inference.preprocess import DecodeRequest
+from convolve.inference.decoding import DecodeRequest, pack_requests, unpack_results
 from convolve.sandbox import Sandbox
+from convolve.serving.pending import PendingResults
 from convolve.serving.requests import RequestError
 
 DECODERS = 2
 LIMITS = Limits(memory_bytes=448 << 20, result_bytes=64 << 20, seconds=5.0)
+# An image in a batch may hold up others, so a batch has little time, and only small images that rarely need more.
+BATCH_SECONDS = 1.0
+BATCH_IMAGES = 64
+BATCH_PIXEL_BYTES = 16 << 20
+SMALL_BYTES = 64 << 10
+
+Decoded: TypeAlias = Images | RequestError
+
+
+@dataclass(frozen=True)
+class _QueuedUpload:
+    request: DecodeRequest
+    results: PendingResults[Decoded]
+    index: int
+    alone: bool
+
+    def may_join(self, batch: "Sequence[_QueuedUpload]") -> bool:
+        """Return True if this image can be decoded together with others."""
+        spec, first = self.request.spec, batch[0]
+        most = min(BATCH_IMAGES, BATCH_PIXEL_BYTES // (spec.height * spec.width * spec.channels))
+        same = spec == first.request.spec and self.request.max_pixels == first.request.max_pixels
+        return len(batch) < most and same and not self.alone and not first.alone
 
 
 class DecoderPool:
-    """Sandboxes with a thread each."""
+    """Sandboxes with a thread each, and the queue of uploads."""
 
     def __init__(self, count: int = DECODERS) -> None:
-        self._count = count
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="decode")
-        self._local = threading.local()
-        self._sandboxes: list[Sandbox] = []
+        self._sandboxes = [Sandbox("convolve.inference.decoding:decode_inputs", LIMITS) for _ in range(count)]
+        self._idle: list[Sandbox] = []
+        self._queue: deque[_QueuedUpload] = deque()
+        self._scheduled = False
         self._closed = False
 
     def start(self) -> None:
         """Start the children now, so the first uploads do not wait for them."""
-        for _ in range(self._count):
-            self._threads.submit(self._start)
+        self._loop = asyncio.get_running_loop()
+        for sandbox in self._sandboxes:
+            starting = self._loop.run_in_executor(self._threads, self._start, sandbox)
+            starting.add_done_callback(partial(self._release, sandbox))
 
-    def submit(self, request: DecodeRequest) -> "Future[Images | RequestError]":
-        """Decode an image. An error is returned, not raised: the other images of a request may be fine."""
-        return self._threads.submit(self._decode, request)
+    async def decode(self, requests: Sequence[DecodeRequest]) -> list[Decoded]:
+        """Decode images. An error is returned, not raised: the other images of a request may be fine."""
+        results: PendingResults[Decoded] = PendingResults(self._loop, len(requests))
+        for index, request in enumerate(requests):
+            self._queue.append(_QueuedUpload(request, results, index, len(request.data) > SMALL_BYTES))
+        if not self._scheduled:  # after all requests that have already arrived
+            self._scheduled = True
+            self._loop.call_soon(self._dispatch)
+        return await results.future
 
     def close(self) -> None:
         """Kill the children, so a thread that waits for one ends, and wait for the threads."""
@@ -48,26 +84,77 @@ class DecoderPool:
         for sandbox in self._sandboxes:
             sandbox.close()
 
-    def _start(self) -> None:
+    def _start(self, sandbox: Sandbox) -> None:
         if not self._closed:
-            self._sandbox().start()
+            sandbox.start()
 
-    def _decode(self, request: DecodeRequest) -> Images | RequestError:
-        if self._closed:
-            return RequestError(503, "shutting down")
+    def _release(self, sandbox: Sandbox, started: "asyncio.Future[None]") -> None:
+        started.cancelled() or started.exception()  # a child that cannot start is reported to the first request
+        self._idle.append(sandbox)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give the queue to the idle decoders."""
+        self._scheduled = False
+        while self._queue and self._idle and not self._closed:
+            batch = self._take_batch()
+            if batch:
+                sandbox = self._idle.pop()
+                decoding = self._loop.run_in_executor(self._threads, self._decode, sandbox, batch)
+                decoding.add_done_callback(partial(self._deliver, sandbox, batch))
+
+    def _take_batch(self) -> list[_QueuedUpload]:
+        """Take images that can be decoded together, without those whose request has ended."""
+        batch: list[_QueuedUpload] = []
+        while self._queue and (not batch or self._queue[0].may_join(batch)):
+            upload = self._queue.popleft()
+            if not upload.results.future.done():
+                batch.append(upload)
+        return batch
+
+    def _decode(self, sandbox: Sandbox, batch: list[_QueuedUpload]) -> list[Images | DataError | None]:
+        """Decode a batch in a thread. None: not decoded, since others took too long."""
+        payload = pack_requests([upload.request for upload in batch])
+        seconds = LIMITS.seconds if len(batch) == 1 else BATCH_SECONDS
         try:
-            pixels = np.frombuffer(self._sandbox().call(request.pack()), np.uint8)
-        except ImageTooLargeError as error:
-            return RequestError(413, str(error))
-        except DataError as error:
-            return RequestError(400, str(error))
-        except SandboxError as error:
-            return RequestError(413, f"{request.name}: cannot decode ({error.problem})")
-        return pixels.reshape(request.spec.height, request.spec.width, request.spec.channels)
+            return unpack_results(sandbox.call(payload, seconds), batch[0].request.spec, len(batch))
+        except SandboxError:
+            sandbox.close()
+            raise
 
-    def _sandbox(self) -> Sandbox:
-        sandbox: Sandbox | None = getattr(self._local, "sandbox", None)
-        if sandbox is None:
-            sandbox = self._local.sandbox = Sandbox("convolve.inference.preprocess:decode_input", LIMITS)
-            self._sandboxes.append(sandbox)
-        return sandbox
+    def _deliver(
+        self, sandbox: Sandbox, batch: list[_QueuedUpload], decoding: "asyncio.Future[list[Images | DataError | None]]"
+    ) -> None:
+        self._idle.append(sandbox)
+        try:
+            for upload, found in zip(batch, decoding.result(), strict=True):
+                if found is None:
+                    self._queue.append(upload)
+                else:
+                    upload.results.set(upload.index, _to_response(found))
+        except SandboxError as error:
+            self._retry_alone(batch, error)
+        except asyncio.CancelledError:  # by `close`
+            for upload in batch:
+                upload.results.fail(RequestError(503, "shutting down"))
+        except Exception as error:
+            for upload in batch:
+                upload.results.fail(error)
+        self._dispatch()
+
+    def _retry_alone(self, batch: list[_QueuedUpload], error: SandboxError) -> None:
+        """Find the image that made its batch fail."""
+        if len(batch) > 1:
+            self._queue.extend(replace(upload, alone=True) for upload in batch)
+            return
+        (upload,) = batch
+        problem = f"{upload.request.name}: cannot decode ({error.problem})"
+        upload.results.set(
+            upload.index, RequestError(503, "shutting down") if self._closed else RequestError(413, problem)
+        )
+
+
+def _to_response(found: Images | DataError) -> Decoded:
+    if isinstance(found, DataError):
+        return RequestError(413 if isinstance(found, ImageTooLargeError) else 400, str(found))
+    return found

@@ -1,5 +1,6 @@
 """Counters and histograms in the Prometheus text format."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,8 +21,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         self._sum += value
-        bucket = next((index for index, bound in enumerate(self._bounds) if value <= bound), len(self._bounds))
-        self._counts[bucket] += 1
+        self._counts[bisect_left(self._bounds, value)] += 1
 
     def lines(self, name: str) -> Iterator[str]:
         """Yield the lines of the text format."""

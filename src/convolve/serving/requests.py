@@ -10,11 +10,16 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import parse_qsl
 
 from convolve.errors import ConvolveError
+from convolve.serving.deadline import Deadline
 
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'filename="([^"\r\n]{0,200})"', re.IGNORECASE)
@@ -24,6 +29,9 @@ _POSITIVE = re.compile(r"0*[1-9][0-9]{0,8}")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _QUOTES_PER_IMAGE = 4
 _TRUE = frozenset({"1", "true", "yes", "on"})
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -74,17 +82,23 @@ class PredictOptions:
     explain: bool
 
     @classmethod
-    def parse(cls, values: dict[str, Any]) -> "PredictOptions":
+    def parse(cls, values: Mapping[str, Any]) -> "PredictOptions":
         """Read the options from query parameters and JSON values."""
-
-        def flag(name: str) -> bool:
-            return str(values.get(name, "")).lower() in _TRUE
-
         top = str(values.get("top", "")) or None
         if top is not None and not _POSITIVE.fullmatch(top):
             raise RequestError(400, "top: must be a positive integer")
-        invert = flag("invert") if "invert" in values else None
-        return cls(int(top) if top else None, invert, flag("input"), flag("explain"))
+        invert = _is_true(values["invert"]) if "invert" in values else None
+        return cls(int(top) if top else None, invert, _is_true(values.get("input")), _is_true(values.get("explain")))
+
+
+def _is_true(value: object) -> bool:
+    return value is not None and str(value).lower() in _TRUE
+
+
+@lru_cache(maxsize=64)
+def parse_query(query: bytes) -> Mapping[str, str]:
+    """Return the parameters of a query string; the last of several counts."""
+    return MappingProxyType(dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)))
 
 
 def _fits(content_length: str, limit: int) -> bool:
@@ -98,14 +112,19 @@ class BodyReader:
         self._limits = limits
         self.held = 0
 
-    async def read(self, chunks: AsyncIterator[bytes], content_length: str | None) -> bytes:
-        """Return a whole body, or raise as soon as a limit is exceeded. Call `release` when done with the body."""
+    async def read(self, task: "asyncio.Task[Any]", receive: Receive, content_length: str | None) -> bytes:
+        """Return a whole body, or raise as soon as a limit is exceeded. Call `release` when done with the body.
+
+        Args:
+            task: the current one.
+        """
         limits = self._limits
         if content_length is not None and not _fits(content_length, limits.body_bytes):
             raise RequestError(413, f"Content-Length {content_length[:20]}: at most {limits.body_bytes} bytes allowed")
         body = bytearray()
         try:
-            await asyncio.wait_for(self._fill(body, chunks), limits.body_seconds)
+            with Deadline(task, limits.body_seconds):
+                await self._fill(body, receive)
         except asyncio.TimeoutError:
             self._discard(body)
             raise RequestError(408, f"body took longer than {limits.body_seconds:g} s") from None
@@ -119,8 +138,13 @@ class BodyReader:
         self.held -= len(body)
         body.clear()
 
-    async def _fill(self, body: bytearray, chunks: AsyncIterator[bytes]) -> None:
-        async for chunk in chunks:
+    async def _fill(self, body: bytearray, receive: Receive) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RequestError(400, "client disconnected")
+            chunk, more = message.get("body", b""), message.get("more_body", False)
             body += chunk
             self.held += len(chunk)
             if len(body) > self._limits.body_bytes:
@@ -176,6 +200,8 @@ def _decode_base64(text: str) -> bytes:
     """Decode base64 with or without the prefix of a data URL. Anything else, such as a web URL, is an error."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
+    with suppress(binascii.Error, ValueError):
+        return base64.b64decode(text, validate=True)
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):

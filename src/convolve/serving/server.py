@@ -5,6 +5,7 @@ connections are no longer kept alive, then it stops listening and finishes the r
 """
 
 import asyncio
+import gc
 import ipaddress
 import re
 import signal
@@ -150,7 +151,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self.stopped_by = signal.Signals(sig)
-        self._server.draining = True
+        self._server.gate.draining = True
         asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._stop)
 
     def _stop(self) -> None:
@@ -183,11 +184,14 @@ def run_server(server: Server, host: str, port: int, on_start: Callable[[str], o
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(limits.request_seconds),
         backlog=2048,
     )
     draining_server = DrainingServer(config, server, on_start)
+    gc.collect()
+    gc.freeze()  # collections during requests need not look at models and modules
     draining_server.run()
     return draining_server.stopped_by
 
@@ -200,7 +204,7 @@ class ServeOptions:
     port: int = 8000
     token: str | None = None
     max_batch: int = 64
-    max_delay_ms: float = 2.0
+    max_delay_ms: float = 0.0
     queue: int = 256
     max_body_mb: float = 16.0
     body_seconds: float = 10.0

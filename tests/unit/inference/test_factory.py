@@ -123,6 +123,30 @@ def test_auto_chooses_for_each_batch_size(monkeypatch):
     assert (engine.name, engine.version) == ("torch, onnxruntime", "1, 1")
 
 
+class CompiledEngine:
+    """Returns the first byte of each image, and records its batch sizes."""
+
+    name, version = "openvino", "1"
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, pixels):
+        self.calls.append(len(pixels))
+        return pixels[:, 0, 0, :].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("count", "calls"),
+    [(0, {1: [0]}), (3, {1: [1, 1, 1]}), (8, {8: [8]}), (19, {1: [1, 1, 1], 8: [8, 8]}), (70, {1: [1] * 6, 64: [64]})],
+)
+def test_engines_that_are_compiled_for_a_size_run_other_batches_in_pieces(count, calls):
+    engines = {size: CompiledEngine() for size in (1, 8, 64)}
+    pixels = np.arange(count, dtype=np.uint8).reshape(count, 1, 1, 1)
+    assert EngineSet(engines).run(pixels)[:, 0].tolist() == list(range(count))
+    assert {size: engine.calls for size, engine in engines.items() if engine.calls} == calls
+
+
 def measure_by_size(size):
     """Stand in for the clock: torch is faster for one image, onnxruntime for batches."""
     name = "torch" if size == 1 else "onnxruntime"

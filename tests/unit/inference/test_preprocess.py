@@ -1,17 +1,14 @@
 """Images of any size become model input: photos are cropped and resized, digits prepared as in MNIST."""
 
-import io
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from convolve.data.transforms.normalize import Transform
-from convolve.errors import CheckpointError, DataError
+from convolve.errors import CheckpointError
 from convolve.inference.metadata import ModelMetadata
-from convolve.inference.preprocess import DecodeRequest, InputSpec, decode_input, fit_digit, fit_photo, preprocess
+from convolve.inference.preprocess import InputSpec, fit_digit, fit_photo, preprocess
 
 
 def photo_spec(side=30, crop=1.0):
@@ -143,27 +140,3 @@ def test_a_line_break_in_a_class_name_does_not_add_a_class():
 def test_damaged_metadata_name_the_file(text):
     with pytest.raises(CheckpointError, match=r"model\.onnx"):
         ModelMetadata.from_json(text, "model.onnx")
-
-
-@settings(deadline=None)
-@given(data=st.binary(max_size=60), name=st.text(max_size=20), invert=st.sampled_from([None, True, False]))
-def test_a_request_survives_packing_with_any_bytes_and_name(data, name, invert):
-    request = DecodeRequest(data, name, photo_spec(crop=0.9), invert, max_pixels=1234)
-    assert DecodeRequest.unpack(request.pack()) == request
-
-
-@pytest.mark.parametrize("spec", [InputSpec("photo", 30, 40, 3, 0.875), InputSpec("digit", 28, 28, 1, 1.0)])
-def test_a_sandbox_gets_the_pixels_that_this_process_would_compute(spec):
-    pixels = np.random.default_rng(0).integers(0, 256, (60, 50, spec.channels), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if spec.channels == 1 else pixels).save(file, "PNG")
-    request = DecodeRequest(file.getvalue(), "a.png", spec, invert=False)
-    assert decode_input(request.pack()) == preprocess(pixels, spec, invert=False).tobytes()
-
-
-def test_an_image_over_the_limit_or_damaged_is_an_error_with_its_name():
-    file = io.BytesIO()
-    Image.new("L", (40, 50)).save(file, "PNG")
-    for data, limit in ((file.getvalue(), 1999), (file.getvalue()[:40], 10_000)):
-        with pytest.raises(DataError, match="upload 3"):
-            decode_input(DecodeRequest(data, "upload 3", photo_spec(), max_pixels=limit).pack())

@@ -9,12 +9,14 @@ from convolve.serving.requests import BodyReader, Limits, RequestError, clean_na
 def test_a_rejected_body_frees_its_memory():
     reader, bodies = BodyReader(Limits(body_bytes=100)), []
 
-    async def chunks():
-        for _ in range(5):
-            yield b"x" * 40
+    async def receive():
+        return {"type": "http.request", "body": b"x" * 40, "more_body": True}
+
+    async def read():
+        return await reader.read(asyncio.current_task(), receive, None)
 
     with pytest.raises(RequestError) as caught:
-        asyncio.run(reader.read(chunks(), None))
+        asyncio.run(read())
     trace = caught.value.__traceback__
     while trace is not None:
         bodies += [value for value in trace.tb_frame.f_locals.values() if isinstance(value, bytearray)]

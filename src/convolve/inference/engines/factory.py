@@ -81,7 +81,10 @@ class EngineSource(Protocol):
 
 
 class EngineSet:
-    """The engine that is fastest at each of some batch sizes. Any other size uses the nearest, by ratio."""
+    """The engine that is fastest at each of some batch sizes. Any other size uses the nearest, by ratio.
+
+    If that is an engine that is compiled for its size, a batch is run in pieces of the sizes that there are.
+    """
 
     def __init__(self, engines: Mapping[int, Engine]) -> None:
         self.engines = dict(engines)
@@ -89,7 +92,17 @@ class EngineSet:
         self.version = ", ".join({engine.name: engine.version for engine in engines.values()}.values())
 
     def run(self, pixels: Pixels) -> Logits:
-        return self.engines[self._nearest(max(1, len(pixels)))].run(pixels)
+        nearest = self._nearest(max(1, len(pixels)))
+        if len(pixels) == nearest or self.engines[nearest].name not in COMPILED_FOR_SIZE:
+            return self.engines[nearest].run(pixels)
+        logits = []
+        for size in sorted(self.engines, reverse=True):
+            while len(pixels) >= size:
+                logits.append(self.engines[size].run(pixels[:size]))
+                pixels = pixels[size:]
+        if len(pixels) or not logits:
+            logits.append(self.engines[nearest].run(pixels))
+        return np.concatenate(logits)
 
     def _nearest(self, count: int) -> int:
         return min(self.engines, key=lambda size: max(size / count, count / size))

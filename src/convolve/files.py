@@ -306,6 +306,17 @@ def sha256_of(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
+def has_content(file: BinaryIO, data: bytes) -> bool:
+    """Return True if the rest of an open file is `data`; uses constant memory."""
+    chunk, view, position = bytearray(_CHUNK_BYTES), memoryview(data), 0
+    while count := file.readinto(chunk):  # type: ignore[attr-defined]
+        found = chunk if count == len(chunk) else chunk[:count]
+        if found != view[position : position + count]:
+            return False
+        position += count
+    return position == len(data)
+
+
 def describe_write_error(path: Path, error: OSError, needed: int | None = None) -> str:
     """Return the message for a failed write; with `needed` bytes it includes the free disk space."""
     reason = error.strerror or str(error)

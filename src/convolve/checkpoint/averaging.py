@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from convolve.checkpoint.manifest import encode_manifest, verify
+from convolve.checkpoint.manifest import compare_written, encode_manifest
 from convolve.checkpoint.snapshot import Snapshot, encode
 from convolve.errors import CheckpointError
 from convolve.files import describe_write_error, recover, write_folder
@@ -69,7 +69,7 @@ def save_average(run: Path, name: str, snapshot: Snapshot) -> Path:
         write_folder(path, files)
     except OSError as error:
         raise CheckpointError(describe_write_error(path, error)) from error
-    verify(path)
+    compare_written(path, files)
     return path
 
 

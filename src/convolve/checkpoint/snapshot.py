@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load as unpack_tensors
-from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
+from convolve.checkpoint.packing import pack
 from convolve.errors import CheckpointError, suggest
 from convolve.run_files import MANIFEST_FILE, STATE_FILE
 
@@ -35,12 +35,24 @@ class Snapshot:
 
     `tensors` has a dictionary for each part ("model", "optimizer", "averages") that the run has. `state` is plain JSON
     with the step under "step"; tuples in it are loaded as lists. `slices` has the number of this process, from 0, and
-    the number of processes for each part whose tensors several processes own.
+    the number of processes for each part whose tensors several processes own. `packed` has the bytes to store for some
+    parts.
     """
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     slices: dict[str, tuple[int, int]] = field(default_factory=dict)
+    packed: dict[str, bytes] = field(default_factory=dict)
+
+    def copy(self) -> "Snapshot":
+        """Return a snapshot that keeps its values: of tensors on the host the bytes to store, of others a clone."""
+        packed = {part: _pack(part, named) for part, named in self.tensors.items() if _is_on_host(named)}
+        tensors = {
+            part: {name: tensor.detach().clone() for name, tensor in named.items()}
+            for part, named in self.tensors.items()
+            if part not in packed
+        }
+        return Snapshot(tensors, dict(self.state), self.slices, packed)
 
     def trained(self) -> "Snapshot":
         """Return the snapshot with the weights to use as the model: the average, if that validated better."""
@@ -90,12 +102,12 @@ def _file_of(part: str, number: int, count: int) -> str:
 
 def encode(snapshot: Snapshot) -> dict[str, bytes]:
     """Return the files of a snapshot by name. Equal snapshots have equal bytes, so their sha256 can be compared."""
-    for part in snapshot.tensors:
+    for part in (*snapshot.tensors, *snapshot.packed):
         if part not in PARTS:
             raise CheckpointError(f"unknown checkpoint part {part!r}; {suggest(part, PARTS)}")
     _ = snapshot.step
-    names = {part: _file_of(part, *snapshot.slices.get(part, (0, 1))) for part in PARTS if part in snapshot.tensors}
-    files = {name: _pack(part, snapshot.tensors[part]) for part, name in names.items()}
+    packed = {part: _pack(part, named) for part, named in snapshot.tensors.items()} | snapshot.packed
+    files = {_file_of(part, *snapshot.slices.get(part, (0, 1))): packed[part] for part in PARTS if part in packed}
     files[STATE_FILE] = _encode_state(snapshot.state)
     return files
 
@@ -169,22 +181,14 @@ def describe_mismatch(head: bytes, suffix: str) -> str | None:
 
 
 def _pack(part: str, tensors: Mapping[str, Tensor]) -> bytes:
-    """Encode tensors; only those that are strided or share memory are copied."""
-    pointers: set[int] = set()
     try:
-        return pack_tensors({name: _detach(tensor, pointers) for name, tensor in tensors.items()})
+        return pack(tensors)
     except _UNREADABLE as error:
         raise CheckpointError(f"part {part!r} cannot be stored as safetensors: {_one_line(error)}") from error
 
 
-def _detach(tensor: Tensor, pointers: set[int]) -> Tensor:
-    """Return a dense CPU tensor whose memory is not in `pointers`, as safetensors requires; add its pointer."""
-    dense = tensor.detach().cpu().contiguous()
-    pointer = dense.untyped_storage().data_ptr()
-    if pointer in pointers:
-        return dense.clone()
-    pointers.add(pointer)
-    return dense
+def _is_on_host(tensors: Mapping[str, Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors.values())
 
 
 def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:

@@ -4,9 +4,9 @@ A save writes a folder atomically (see `files.py`), reads it back, and only then
 of one run write to a store at a time: each writes its tensors to the same draft, and rank 0 adds the manifest and gives
 the draft its name after all others have flushed and read back theirs. `Store.open` recovers from killed writers.
 
-`AsyncSaver` copies the state, which is cheap, and a thread writes it while training continues. At most one save is in
-progress, so checkpoints appear in order and one copy of the state is enough. SIGKILL loses the save in progress;
-finished checkpoints stay intact.
+`AsyncSaver` copies the state into the bytes to store, which is cheap, and a thread writes them while training
+continues. At most one save is in progress, so checkpoints appear in order and one copy of the state is enough. SIGKILL
+loses the save in progress; finished checkpoints stay intact.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 from convolve.checkpoint.manifest import (
     FileEntry,
-    compare_files,
+    compare_written,
     describe_files,
     encode_entries,
     read_files,
@@ -86,36 +86,36 @@ class Store:
         path = self.folder / checkpoint_name(snapshot.step)
         draft = FolderDraft(path, self.ranks.owner)
         try:
-            own = self.ranks.together(lambda: self._write(draft, snapshot))
-            entries = [json.loads(text) for text in self.ranks.exchange(json.dumps(own, default=vars))]
+            written = self.ranks.together(lambda: self._write(draft, snapshot))
+            own = json.dumps(describe_files(written), default=vars)
+            entries = [json.loads(text) for text in self.ranks.exchange(own)]
             if self.ranks.rank == 0:
                 files = {name: FileEntry(**entry) for named in entries for name, entry in named.items()}
-                self._publish(draft, files, own)
+                self._publish(draft, files, written)
         finally:
             if self.ranks.rank == 0:
                 draft.discard()
         return path
 
-    def _write(self, draft: FolderDraft, snapshot: Snapshot) -> dict[str, FileEntry]:
-        """Write the files of this process to a draft and return their entries in the manifest."""
+    def _write(self, draft: FolderDraft, snapshot: Snapshot) -> dict[str, bytes]:
+        """Write the files of this process to a draft and return them."""
         files = encode(snapshot)
         if self.ranks.rank:
             del files[STATE_FILE]
         if files:
             _write_files(draft, files)
-        entries = describe_files(files)
         if self.ranks.rank:
-            compare_files(draft.folder, entries)
-        return entries
+            compare_written(draft.folder, files)
+        return files
 
-    def _publish(self, draft: FolderDraft, entries: dict[str, FileEntry], own: dict[str, FileEntry]) -> None:
+    def _publish(self, draft: FolderDraft, entries: dict[str, FileEntry], written: dict[str, bytes]) -> None:
         """Complete a draft to which all processes have written, and prune older checkpoints."""
         path = draft.path
         if not _is_identical(path, encode_entries(entries)):
             _require_files(draft, entries)
             _write_files(draft, {MANIFEST_FILE: encode_entries(entries)}, publish=True)
             read_manifest(path)
-            compare_files(path, own)
+            compare_written(path, written)
             failpoint("verified")
         self._damaged.discard(path)
         self._prune(path)
@@ -180,7 +180,7 @@ class AsyncSaver:
     def save(self, snapshot: Snapshot, *, best: bool) -> None:
         """Copy a snapshot and start to save it, marked as best on request. The previous save must have been polled."""
         assert self._pending is None, "one save at a time"
-        self._pending = self._thread.submit(self._save, _copy(snapshot), best)
+        self._pending = self._thread.submit(self._save, snapshot.copy(), best)
 
     def poll(self, *, wait: bool) -> Path | None:
         """Return the path of the last save once it completes, else None. Re-raises the error of a failed save."""
@@ -336,12 +336,3 @@ def _remove(path: Path) -> None:
 
 def _save_error(path: Path, error: OSError, size: int) -> CheckpointError:
     return CheckpointError(f"{describe_write_error(path, error, size)}; earlier checkpoints are intact")
-
-
-def _copy(snapshot: Snapshot) -> Snapshot:
-    """Copy the tensors, which the next step changes in place."""
-    tensors = {
-        part: {name: tensor.detach().clone() for name, tensor in named.items()}
-        for part, named in snapshot.tensors.items()
-    }
-    return Snapshot(tensors, dict(snapshot.state), snapshot.slices)

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convolve.checkpoint.manifest import FORMAT, VERSION, encode_manifest, read_files, read_manifest, verify
+from convolve.checkpoint.manifest import (
+    FORMAT,
+    VERSION,
+    compare_written,
+    encode_manifest,
+    read_files,
+    read_manifest,
+    verify,
+)
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.checkpoint.store import Store, choose_checkpoint, find_best, find_checkpoints, load
 from convolve.errors import CheckpointError
@@ -192,3 +200,18 @@ def test_a_best_mark_that_is_no_checkpoint_name_is_rejected(mark, tmp_path):
     (tmp_path / "best.txt").write_bytes(mark)
     with pytest.raises(CheckpointError, match="best.txt: .*; delete the file to continue without it"):
         find_best(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 2**21 + 5])
+def test_a_file_that_differs_from_what_was_written_is_found(tmp_path, size):
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    file = tmp_path / "state.json"
+    file.write_bytes(data)
+    compare_written(tmp_path, {"state.json": data})
+    changed = (
+        [data + b"x", data[:-1] + bytes([data[-1] ^ 1]), data[:-1], bytes([data[0] ^ 1]) + data[1:]] if size else [b"x"]
+    )
+    for other in changed:
+        file.write_bytes(other)
+        with pytest.raises(CheckpointError, match=r"bytes instead of|has other content than was written"):
+            compare_written(tmp_path, {"state.json": data})

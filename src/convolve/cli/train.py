@@ -74,12 +74,10 @@ def run(argv: Sequence[str]) -> int:
 
     follow_launcher()
     convolve.prepare()
-    from convolve.runs import folds
-
     with open_console(options.json) as console:
-        if folds.is_cross_validation(config):
+        if config.data.folds is not None and config.data.fold is None:
             _reject_code(options)
-            return finish_folds(folds.train_folds(config, console), options.json)
+            return finish_folds(convolve.cross_validate(config=config, progress=console), options.json)
         return run_training(
             lambda: convolve.train(config=config, progress=console, **_read_code(options)), options.json
         )

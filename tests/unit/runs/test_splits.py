@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import convolve
 from convolve.cli import train, validate
 from convolve.config.loading import resolve
 from convolve.data.build import DataModule
@@ -73,6 +74,16 @@ def test_cross_validation_trains_once_for_each_fold(tmp_path, capsys):
     assert report["mean"] == pytest.approx(sum(accuracies) / 2) and lines[-2].endswith("over 2 folds")
     assert all((tmp_path / "run" / f"fold-{fold}" / "summary.json").is_file() for fold in range(2))
     assert sum(run["test_samples"] for run in report["runs"]) == 16
+
+
+def test_several_folds_are_no_single_run(tmp_path):
+    write_photos(tmp_path / "photos", {"a": 8, "b": 8})
+    for model in ("lenet5", None):
+        with pytest.raises(ConfigError, match="folds=2: is several runs; name a model"):
+            convolve.train(tmp_path / "photos", model, folds=2, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="cross_validate: give folds=5"):
+        convolve.cross_validate(tmp_path / "photos", "lenet5", folds=2, fold=1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_fold_trains_alone(tmp_path):

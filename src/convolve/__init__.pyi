@@ -14,6 +14,7 @@ from convolve.api.classifier import load as load
 from convolve.api.configs import config_schema as config_schema
 from convolve.api.configs import config_values as config_values
 from convolve.api.configs import configs as configs
+from convolve.api.configs import trace_schedule as trace_schedule
 from convolve.api.ray import ray_trainer as ray_trainer
 from convolve.api.records import Checkpoint as Checkpoint
 from convolve.api.run import Run as Run
@@ -26,11 +27,14 @@ from convolve.api.search import find_lr as find_lr
 from convolve.api.sweep import SweepResult as SweepResult
 from convolve.api.sweep import sweep as sweep
 from convolve.api.tools import align as align
+from convolve.api.tools import cache as cache
 from convolve.api.tools import convert as convert
 from convolve.api.tools import doctor as doctor
 from convolve.api.tools import plan as plan
 from convolve.api.tools import predict as predict
 from convolve.api.tools import serve as serve
+from convolve.api.tools import validate as validate
+from convolve.api.training import cross_validate as cross_validate
 from convolve.api.training import prepare as prepare
 from convolve.api.training import train as train
 from convolve.config.schema import Config as Config

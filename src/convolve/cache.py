@@ -57,8 +57,8 @@ def _entry_paths(root: Path, divided: bool) -> list[Path]:
     return visible if divided else [root] * bool(visible)
 
 
-def remove_entries(entries: Sequence[CacheEntry]) -> int:
-    """Remove entries and return the number of bytes freed."""
+def remove_entries(entries: Sequence[CacheEntry]) -> None:
+    """Remove entries."""
     for entry in entries:
         try:
             if entry.path.is_dir():
@@ -67,7 +67,6 @@ def remove_entries(entries: Sequence[CacheEntry]) -> int:
                 entry.path.unlink(missing_ok=True)
         except OSError as error:
             raise ConvolveError(f"{entry.path}: cannot remove ({error.strerror or error}); check its owner") from None
-    return sum(entry.bytes for entry in entries)
 
 
 def find_entries(names: Sequence[str], entries: Sequence[CacheEntry]) -> list[CacheEntry]:

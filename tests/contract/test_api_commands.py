@@ -9,6 +9,7 @@ import pytest
 
 import convolve
 from convolve.alignment.align import AlignPlan, AlignReport
+from convolve.api.sweep import SweepOptions
 from convolve.cli.command import ON_PARSE
 from convolve.cli.main import dispatch
 from convolve.config.options import ConfigOptions, ResumeOptions
@@ -16,6 +17,8 @@ from convolve.config.schema import SECTION_OF, SECTIONS
 from convolve.loggers.base import ValidationRecord
 from convolve.planning.plan import Hardware
 from convolve.runs.average import AverageReport
+from convolve.runs.describe import ScheduleCurve
+from convolve.runs.score import WeightsScore
 from convolve.serving.server import ServeOptions
 
 LAYOUT = {name for name, section in SECTION_OF.items() if section == "parallel"}
@@ -50,7 +53,9 @@ FACES = {
     "align": Face("", convolve.align, AlignPlan, config=True, differs=("config-path", "out")),
     "convert": Face("a b", convolve.convert),
     "doctor": Face("", convolve.doctor),
-    "describe": Face("", convolve.models.describe, differs=("graph", "schedule", "model")),
+    "describe": Face("", convolve.models.describe, differs=("schedule", "model")),
+    "cache": Face("", convolve.cache, differs=("all",)),
+    "validate --weights x": Face("", convolve.validate, config=True),
     "configs": Face("", convolve.configs, differs=("config-path", "schema")),
     "data clean": Face("x", convolve.data.clean),
     "data prepare": Face("x y", convolve.data.prepare),
@@ -87,6 +92,8 @@ def parameters_of(face):
     if face.config or face.function is convolve.Run.resume:
         typed = ConfigOptions if face.config else ResumeOptions
         found |= dict.fromkeys(typed.__annotations__, MISSING)
+    if face.function is convolve.sweep:
+        found |= dict.fromkeys(SweepOptions.__annotations__, MISSING)
     return found
 
 
@@ -178,11 +185,24 @@ ALIGNED = AlignReport(Path("align"), [], "they agree", Path("page.html"))
 CURVE = convolve.LRCurve((0.1,), (1.0,), 0.1)
 SWEPT = convolve.SweepResult((convolve.Run("runs/x"),), ({"seed": 1},), (0.5,), (1.0,), (1.0,), Path("runs"))
 CODE_OPTIONS = {"loss", "metrics", "callbacks", "progress"}
+SWEEP = {"jobs", "draws", "halving", "loss", "metrics", "progress"}
+SCORE = WeightsScore("resnet18", "x", Path("y"), 0.75, 1.0, 4, 0.5)
+LRS = ScheduleCurve("x", "constant", 0.5, 1.0, 8, ((0.0, 0.5), (1.0, 0.5)))
 # Command line, public function, options that it gets, result, and what is printed with --json.
 CALLS = {
     "train --epochs 1 --dataset digits": ("train", {"config", *CODE_OPTIONS}, None, None),
+    "train --dataset digits --model lenet5 --folds 2": ("cross_validate", {"config", "progress"}, None, None),
+    "validate --weights x --data-dir y": (
+        "validate",
+        {"weights", "data_dir", "class_names", "progress"},
+        SCORE,
+        '"top1": 0.75',
+    ),
+    "cache": ("cache", {"kind", "remove"}, [], '"entries": []'),
+    "cache remove a b": ("cache", {"kind", "remove"}, [], '"entries": []'),
+    "describe lenet-digits --schedule": ("trace_schedule", set(), LRS, '"peak": 0.5'),
     "find-lr --dataset digits": ("find_lr", {"config", "loss", "low", "high", "steps"}, CURVE, '"suggestion": 0.1'),
-    "sweep --grid seed=1": ("sweep", {"config", "jobs", "draws", "halving", "progress"}, SWEPT, '"accuracy": 0.5'),
+    "sweep --grid seed=1": ("sweep", {"config", *SWEEP}, SWEPT, '"accuracy": 0.5'),
     "predict runs/x a.png": ("predict", {"invert", "explain", "engine", "progress"}, Result(), '"path": "written"'),
     "report runs/x": ("report", {"output", "progress"}, Result(), '"path": "written"'),
     "doctor": ("doctor", {"device", "seconds", "progress"}, Result(), '"path": "written"'),
@@ -194,7 +214,7 @@ CALLS = {
     "configs lenet5-mnist": ("config_values", set(), [], "{}"),
     "configs --schema": ("config_schema", set(), {"title": "x"}, '"title": "x"'),
     "describe": ("models.list", set(), [], "{}"),
-    "describe lenet5": ("models.describe", set(), Result(), '"path": "written"'),
+    "describe lenet5": ("models.describe", {"graph"}, Result(), '"path": "written"'),
     "data list": ("data.list", set(), [Result()], '"path": "written"'),
     "data get x": ("data.get", {"progress"}, Result(), '"path": "written"'),
     "data check x": ("data.check", {"progress"}, Result(), '"path": "written"'),
@@ -269,4 +289,4 @@ def test_every_command_of_the_proposal_has_a_function():
     from convolve.cli.main import COMMANDS
 
     with_function = {line.partition(" ")[0] for line in (*CALLS, *METHODS, "restore")}
-    assert set(COMMANDS) - with_function == {"launch", "bench", "cache", "completion"}
+    assert set(COMMANDS) - with_function == {"launch", "bench", "completion"}

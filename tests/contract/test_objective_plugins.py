@@ -178,6 +178,16 @@ def test_a_name_of_convolve_is_not_offered_again(folder):
         dispatch(["train", *FLAGS, "--iterations", "1", "--metrics", "top5_accuracy"])
 
 
+def test_a_sweep_trains_with_the_named_loss_and_metrics(folder, capsys):
+    words = ["--grid", "seed=0", "--iterations", "2", "--run-dir", "sweep", "--json"]
+    assert dispatch(["sweep", *FLAGS, *TYPED, *words]) == 0
+    [swept] = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+    assert dispatch(["train", *FLAGS, *TYPED, "--iterations", "2", "--run-dir", "run"]) == 0
+    run, alone = convolve.open(swept["run"]), convolve.open("run")
+    assert weights_hash(run.path) == weights_hash(alone.path)
+    assert {"certain", "correct"} <= set(run.metrics["metrics"])
+
+
 def test_a_cross_validation_rejects_what_belongs_to_one_run(folder):
     with pytest.raises(convolve.ConfigError, match="--loss own_objective:focal: is for one run; add --fold N"):
         dispatch(["train", *FLAGS, "--iterations", "1", "--folds", "3", "--loss", "own_objective:focal"])

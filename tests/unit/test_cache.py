@@ -51,7 +51,7 @@ def test_entries_have_the_name_that_selects_them_their_size_and_last_use(cache):
 
 def test_only_named_entries_are_removed(cache):
     chosen = find_entries(["timm:resnet50.a1_in1k", "indexes"], list_cache())
-    assert remove_entries(chosen) == sum(entry.bytes for entry in chosen)
+    remove_entries(chosen)
     assert [entry.name for entry in list_cache()] == ["broken", "0123.bin", "mnist"]
     with pytest.raises(ConfigError, match="cache remove mnst: not in the cache; did you mean mnist"):
         find_entries(["mnst"], list_cache())

@@ -1,13 +1,19 @@
-"""List the named configs, and show the origin of each value."""
+"""List the named configs, show the origin of each value, and trace the learning rate."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from convolve.api.session import session
 from convolve.compat.config_files import load_entries, resolve
 from convolve.config.loading import find_config, flag_name, json_schema
 
-__all__ = ["ConfigListing", "ConfigValue", "config_schema", "config_values", "configs"]
+if TYPE_CHECKING:
+    from convolve.runs.describe import ScheduleCurve
+
+__all__ = ["ConfigListing", "ConfigValue", "config_schema", "config_values", "configs", "trace_schedule"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +55,11 @@ def config_values(name: str, config_path: str | Path | None = None) -> list[Conf
 def config_schema() -> dict[str, Any]:
     """Return a JSON schema of config files, for editors."""
     return json_schema()
+
+
+def trace_schedule(what: str, config_path: str | Path | None = None) -> ScheduleCurve:
+    """Return the learning rate over a run, of a named config or a run folder."""
+    with session():
+        from convolve.runs import describe
+
+        return describe.trace_schedule(what, config_path=None if config_path is None else Path(config_path))

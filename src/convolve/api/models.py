@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from convolve.api.session import session
@@ -95,9 +96,16 @@ def create(
         return model
 
 
-def describe(what: str) -> ModelSummary:
-    """Return the layers of a model, a named config or a run folder, with shapes, parameters and multiply-adds."""
-    with session():
-        from convolve.runs.describe import describe_model
+def describe(what: str, *, graph: str | Path | None = None) -> ModelSummary:
+    """Return the layers of a model, a named config or a run folder, with shapes, parameters and multiply-adds.
 
-        return describe_model(what)
+    Args:
+        graph: SVG file for a drawing of the model.
+    """
+    with session():
+        from convolve.runs.describe import describe_model, write_svg
+
+        summary = describe_model(what)
+        if graph is not None:
+            write_svg(summary, Path(graph))
+        return summary

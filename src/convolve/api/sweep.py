@@ -29,7 +29,7 @@ from convolve.api.run import open as open_run
 from convolve.api.session import session
 from convolve.api.training import plan_folder, read_config
 from convolve.api.trials import Failure, Score, Trial, read_scores, train_trials
-from convolve.api.user_code import OBJECTS, LossLike, ModelLike, Source, take_objects
+from convolve.api.user_code import OBJECTS, LossLike, MetricLike, ModelLike, Source, take_objects
 from convolve.config.options import Options
 from convolve.config.schema import Config
 from convolve.errors import ConfigError, describe, to_one_line
@@ -100,9 +100,10 @@ def _best_by_epoch(scores: Sequence[Score]) -> list[tuple[float, float]]:
 
 
 class SweepOptions(Options, total=False):
-    """The options of `convolve.sweep`: those of `train`, and its loss and progress."""
+    """The options of `convolve.sweep`: those of `train`, and its loss, metrics and progress."""
 
     loss: LossLike | None
+    metrics: Sequence[MetricLike] | bool
     progress: bool | Console | None
 
 
@@ -133,6 +134,8 @@ def sweep(
     given: dict[str, Any] = dict(options)
     with session(), open_progress(given.pop("progress", None)) as console:
         arguments = {"data": data, "model": model, "config": config, "loss": given.pop("loss", None)}
+        if not isinstance(given.get("metrics", ()), bool):
+            arguments["metrics"] = given.pop("metrics", ())
         _check_counts(jobs=jobs, draws=draws, halving=halving)
         if grid is None:
             grid = _learning_rates(arguments, given)
@@ -143,7 +146,7 @@ def sweep(
             "combinations": [_stored(combination) for combination in combinations],
             "pauses": pauses(len(combinations), base, halving) if halving else [],
             "factor": halving or 1,
-            "options": _stored({**given, "data": data, "model": model, "config": config}),
+            "options": _stored({**given, **arguments, "metrics": None}),
             "threads": base.run.threads or (_threads(jobs) if jobs > 1 else None),
         }
         with _open_folder(base, plan) as folder:

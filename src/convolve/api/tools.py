@@ -1,4 +1,4 @@
-"""Functions of the commands plan, align, doctor, convert, predict and serve."""
+"""Functions of the commands plan, align, doctor, convert, predict, serve, cache and validate --weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convolve.api.progress import open_progress
 from convolve.api.session import session
+from convolve.cache import CacheEntry, find_entries, list_cache, remove_entries
 from convolve.config.schema import Config
+from convolve.errors import ConfigError
 from convolve.loggers.base import Console
 
 if TYPE_CHECKING:
     import signal
 
+    from typing_extensions import Unpack
+
     from convolve.alignment.align import AlignPlan, AlignReport
     from convolve.api.run import Engines
     from convolve.checkpoint.convert import ConvertReport
+    from convolve.config.options import Options
     from convolve.doctor.machine import DoctorReport
     from convolve.inference.classifier import PredictReport
     from convolve.planning.plan import Hardware, Plan
+    from convolve.runs.score import WeightsScore
     from convolve.serving.server import ServeOptions, ServerInfo
 
 
@@ -116,6 +122,55 @@ def predict(
         folder = None if explain is None else Path(explain)
         paths = [Path(image) for image in images]
         return classifier.predict(Path(run), paths, console, invert=invert, explain_dir=folder, engine=engine)
+
+
+def validate(
+    weights: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    class_names: str | Path | None = None,
+    progress: bool | Console | None = False,
+    **options: Unpack[Options],
+) -> WeightsScore:
+    """Compute the accuracy of weights on a folder of labeled images, without a run. For a run, use `Run.validate`.
+
+    Args:
+        weights: name of published weights, or a file of them; a file needs `model`.
+        data_dir: folder with the images: its test or validation split, or all without splits.
+        class_names: file with the name of each output [class folders in alphabetical order].
+        options: `model`, `image_size`, `normalization`, `batch_size`, `device`, `threads`, `weights_dir` and
+            `weights_mirror`. The size of a batch does not change the result.
+    """
+    with session(), open_progress(progress) as console:
+        from convolve.checkpoint.weights_table import find_info
+        from convolve.config.loading import resolve
+        from convolve.runs.score import score_weights
+
+        given: dict[str, Any] = {**options, "weights": str(weights), "data_dir": data_dir}
+        given["valid_batch_size"] = given.pop("batch_size", None)
+        published = find_info(str(weights))
+        if "model" not in given:
+            if published is None:
+                raise ConfigError(f"--weights {weights}: which model has these weights? add --model NAME")
+            given["model"] = published.model
+        names = None if class_names is None else Path(class_names)
+        return score_weights(resolve(None, None, given).config, console, names)
+
+
+def cache(*names: str, kind: str | None = None, remove: bool = False) -> list[CacheEntry]:
+    """Return the entries of the cache, the most recently used first in each kind.
+
+    Args:
+        names: only entries with these names; all without names.
+        kind: only entries of this kind, such as weights or datasets.
+        remove: remove these entries.
+    """
+    entries = list_cache() if kind is None else list_cache([kind])
+    if names:
+        entries = find_entries(names, entries)
+    if remove:
+        remove_entries(entries)
+    return entries
 
 
 def _session(models: Sequence[str | Path]) -> AbstractContextManager[None]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from convolve.engine.loop import StopRequest
     from convolve.engine.user_code import UserCode
     from convolve.recipes.photos import PhotoPlan
+    from convolve.runs.folds import FoldsReport
     from convolve.runs.results import TrainReport
 
 TrainFn = Callable[["CallbackConsole", "StopRequest"], "TrainReport"]
@@ -92,6 +93,7 @@ def train(
         user = read_user_code(data, model, loss, metrics, base=take_objects(given, NO_USER_CODE))
         plan = plan_folder(data, given, console) if model is None and config is None else None
         resolved = read_config(data, model, config, given) if plan is None else plan.config
+        _reject_folds(resolved)
         user = replace(open_registered_data(user, resolved), strict=resolved.run.strict)
         resolved = complete_config(resolved, user)
         check_data(resolved, user)
@@ -100,6 +102,35 @@ def train(
             CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),
             lambda tracked, stop: _train(resolved, user, tracked, stop, plan),
         )
+
+
+def cross_validate(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    config: str | Path | Config | None = None,
+    progress: bool | Console | None = None,
+    **options: Unpack[Options],
+) -> FoldsReport:
+    """Train once for each of `folds` parts of the data, which is held out, and return the mean of their accuracies.
+
+    Run folders end with the number of the fold. After Ctrl-C, the last run of the report is the one that was stopped.
+
+    Args:
+        data: name of a data set, or a folder.
+        model: name of a model.
+        config: name of a config to start from, a YAML file, or a `Config`.
+        options: those of `train`, among them `folds`.
+    """
+    with session(), training(), open_progress(progress) as console:
+        from convolve.runs.folds import train_folds
+
+        given: dict[str, Any] = dict(options)
+        plan = plan_folder(data, given, console) if model is None and config is None else None
+        resolved = read_config(data, model, config, given) if plan is None else plan.config
+        if not resolved.is_cross_validation:
+            raise ConfigError("cross_validate: give folds=5, or another number, and no fold; for one fold, use train")
+        return train_folds(resolved, console)
 
 
 def train_plan(
@@ -115,6 +146,7 @@ def train_plan(
     with session(), training(), open_progress(progress) as console:
         from convolve.engine.user_code import NO_USER_CODE
 
+        _reject_folds(plan.config)
         for line in plan.lines:
             console.info(line)
         base = take_objects(dict(objects), replace(NO_USER_CODE, strict=plan.config.run.strict))
@@ -124,6 +156,12 @@ def train_plan(
             CallbackConsole(console, read_callbacks(callbacks), lambda path: Run(path, user=user)),
             lambda tracked, stop: _train(plan.config, user, tracked, stop, plan),
         )
+
+
+def _reject_folds(config: Config) -> None:
+    """Reject a cross-validation, which is several runs."""
+    if config.is_cross_validation:
+        raise ConfigError(f"--folds {config.data.folds}: is several runs; use cross_validate, or add --fold N for one")
 
 
 def resume_run(

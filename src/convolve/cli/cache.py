@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+import convolve
 from convolve import device
-from convolve.cache import KINDS, find_entries, list_cache, remove_entries
+from convolve.cache import KINDS
 from convolve.cli.command import Parser
 from convolve.cli.console import format_bytes, print_json, print_table
 from convolve.errors import ConfigError
@@ -20,20 +21,18 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="remove: every entry, of --kind if given")
     options = parser.parse(argv)
-    entries = list_cache([options.kind] if options.kind else KINDS)
-    if options.action == "remove":
-        if bool(options.names) == options.all:
-            raise ConfigError("cache remove: give either names or --all; `convolve cache` lists the names")
-        entries = entries if options.all else find_entries(options.names, entries)
-        freed = remove_entries(entries)
-    elif options.names or options.all:
+    remove = options.action == "remove"
+    if remove and bool(options.names) == options.all:
+        raise ConfigError("cache remove: give either names or --all; `convolve cache` lists the names")
+    if not remove and (options.names or options.all):
         raise ConfigError("cache list: takes no names; use `convolve cache remove NAME`")
+    entries = convolve.cache(*options.names, kind=options.kind, remove=remove)
     total = sum(entry.bytes for entry in entries)
     if options.json:
         listed = [{**vars(entry), "last_use": entry.last_use.isoformat(timespec="seconds")} for entry in entries]
         print_json({"folder": device.cache_folder(), "bytes": total, "entries": listed})
-    elif options.action == "remove":
-        print(f"removed {len(entries)} entries, {format_bytes(freed)}")
+    elif remove:
+        print(f"removed {len(entries)} entries, {format_bytes(total)}")
     else:
         rows = [
             (entry.kind, entry.name, format_bytes(entry.bytes), f"{entry.last_use:%Y-%m-%d %H:%M}", entry.path)

@@ -32,15 +32,9 @@ def _describe(options: Namespace) -> None:
         models = {info.name: info.summary for info in convolve.models.list()}
         print_result(models, options.json, lambda models: print_table(("model", "summary"), models.items()))
     elif options.schedule:
-        from convolve.runs.describe import trace_schedule
-
-        print_result(trace_schedule(options.name), options.json, _print_schedule)
+        print_result(convolve.trace_schedule(options.name), options.json, _print_schedule)
     else:
-        summary = convolve.models.describe(options.name)
-        if options.graph is not None:
-            from convolve.runs.describe import write_svg
-
-            write_svg(summary, options.graph)
+        summary = convolve.models.describe(options.name, graph=options.graph)
         print_result(summary, options.json, _print_summary)
 
 

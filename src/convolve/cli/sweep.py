@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import convolve
 from convolve.api.plots import check_plot_file
-from convolve.cli.command import Parser, add_config_flags, explicit_options, read_config
+from convolve.cli.command import Parser, add_config_flags, add_loss_flag, explicit_options, read_config
 from convolve.cli.console import open_console, print_json, print_table
 from convolve.cli.train import photo_folder
 from convolve.compat.options import translate
@@ -46,7 +46,8 @@ def run(argv: Sequence[str]) -> int:
         help="successive halving: train all for a part of the epochs, continue the best 1/K for K times as long, ...",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the accuracy and loss of all runs")
-    add_config_flags(parser)
+    add_loss_flag(parser)
+    add_config_flags(parser, named_metrics=True)
     options = parser.parse(translate(argv, reserved=("jobs",)))
     grid = dict(map(_read_values, options.grid)) if options.grid else None
     if options.plot is not None:
@@ -54,8 +55,9 @@ def run(argv: Sequence[str]) -> int:
     arguments = _arguments(options)
     convolve.prepare()
     with open_console(options.json) as console:
-        given: dict[str, Any] = {name: getattr(options, name) for name in ("jobs", "draws", "halving")}
-        result = convolve.sweep(grid, **arguments, **given, progress=console)
+        given: dict[str, Any] = {name: getattr(options, name) for name in ("jobs", "draws", "halving", "loss")}
+        given = {**given, "metrics": options.metric_names, **arguments}
+        result = convolve.sweep(grid, **given, progress=console)
     if options.plot is not None:
         result.plot().save(options.plot)
     _print(result, options.json)

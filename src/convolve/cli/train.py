@@ -21,8 +21,10 @@ from convolve.cli.command import (
     translate_options,
 )
 from convolve.cli.console import finish_folds, open_console, run_training
+from convolve.config.schema import Config
 from convolve.distributed.launch.local import follow_launcher
 from convolve.errors import ConfigError
+from convolve.loggers.base import Console
 
 USAGE = "convolve train [PHOTOS] [--option value ...]"
 EPILOG = """examples:
@@ -74,12 +76,9 @@ def run(argv: Sequence[str]) -> int:
 
     follow_launcher()
     convolve.prepare()
-    from convolve.runs import folds
-
     with open_console(options.json) as console:
-        if folds.is_cross_validation(config):
-            _reject_code(options)
-            return finish_folds(folds.train_folds(config, console), options.json)
+        if config.is_cross_validation:
+            return _cross_validate(config, options, console)
         return run_training(
             lambda: convolve.train(config=config, progress=console, **_read_code(options)), options.json
         )
@@ -90,12 +89,13 @@ def _read_code(options: Namespace) -> dict[str, Any]:
     return {"loss": options.loss, "metrics": options.metric_names, "callbacks": options.callbacks}
 
 
-def _reject_code(options: Namespace) -> None:
-    """Reject code that only a single run uses."""
+def _cross_validate(config: Config, options: Namespace, console: Console) -> int:
+    """Train once for each fold; code that only a single run uses is rejected."""
     for option, given in _read_code(options).items():
         if given:
             name = given if isinstance(given, str) else given[0]
             raise ConfigError(f"--{option} {name}: is for one run; add --fold N or omit it")
+    return finish_folds(convolve.cross_validate(config=config, progress=console), options.json)
 
 
 def _train_photos(folder: Path, options: Namespace) -> int | None:
@@ -111,4 +111,6 @@ def _train_photos(folder: Path, options: Namespace) -> int | None:
         if photos is None:
             return None
         plan = plan_photos(folder, photos, given, console)
+        if plan.config.is_cross_validation:
+            return _cross_validate(plan.config, options, console)
         return run_training(lambda: train_plan(plan, progress=console, **_read_code(options)), options.json)

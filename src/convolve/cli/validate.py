@@ -76,19 +76,9 @@ def score(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
 
     convolve.prepare()
-    from convolve.checkpoint.weights_table import find_info
-    from convolve.config.loading import resolve
-    from convolve.runs.score import score_weights
-
     given = {name: value for name, value in vars(options).items() if value is not None and name in SECTION_OF}
-    given["valid_batch_size"] = given.pop("batch_size", None)
-    published = find_info(options.weights)
-    if options.model is None and published is None:
-        raise ConfigError(f"--weights {options.weights}: which model has these weights? add --model NAME")
-    if options.model is None and published is not None:
-        given["model"] = published.model
     with open_console(options.json) as console:
-        result = score_weights(resolve(None, None, given).config, console, options.class_names)
+        result = convolve.validate(**given, class_names=options.class_names, progress=console)
     print_result(result, options.json, _print_score)
     return 0
 

@@ -232,7 +232,7 @@ def _fold_of_folds(config: Config) -> None:
     if fold is not None and (folds is None or fold >= folds):
         rule = "add --folds" if folds is None else f"must be 0 to {folds - 1}"
         raise ConfigError(f"--fold {fold}{'' if folds is None else f' with --folds {folds}'}: {rule}")
-    if folds is not None and fold is None and config.parallel.processes > 1:
+    if config.is_cross_validation and config.parallel.processes > 1:
         raise ConfigError(f"--folds {folds} with several processes: train one fold at a time; add --fold 0, then 1")
 
 

@@ -301,6 +301,11 @@ class Config(BaseModel):
         """Micro batches per weight update of all replicas."""
         return self.parallel.micro_batches or self.optim.gradient_accumulation_count * self.parallel.replicas
 
+    @property
+    def is_cross_validation(self) -> bool:
+        """True if this config trains once for each fold."""
+        return self.data.folds is not None and self.data.fold is None
+
     def resolved_optim(self) -> OptimConfig:
         """Return the optim section with the learning rate and rmsprop decay computed from the global batch size."""
         optim, resolved = self.optim, dict[str, float]()

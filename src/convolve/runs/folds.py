@@ -24,11 +24,6 @@ class FoldsReport:
     deviation: float | None
 
 
-def is_cross_validation(config: Config) -> bool:
-    """Return True if a config trains once for each fold."""
-    return config.data.folds is not None and config.data.fold is None
-
-
 def train_folds(config: Config, console: Console) -> FoldsReport:
     """Train once with each fold held out, in run folders that end with the number of the fold; a signal ends it."""
     folds = config.data.folds

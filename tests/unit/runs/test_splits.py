@@ -4,13 +4,14 @@ import json
 
 import pytest
 
+import convolve
 from convolve.cli import train, validate
 from convolve.config.loading import resolve
 from convolve.data.build import DataModule
 from convolve.errors import ConfigError
 from convolve.loggers.base import SilentConsole
 from convolve.loggers.files import read_validations
-from convolve.runs import folds, session
+from convolve.runs import session
 from drawn_photos import write_photos
 
 
@@ -75,10 +76,20 @@ def test_cross_validation_trains_once_for_each_fold(tmp_path, capsys):
     assert sum(run["test_samples"] for run in report["runs"]) == 16
 
 
+def test_several_folds_are_no_single_run(tmp_path):
+    write_photos(tmp_path / "photos", {"a": 8, "b": 8})
+    for model in ("lenet5", None):
+        with pytest.raises(ConfigError, match="folds=2: is several runs; name a model"):
+            convolve.train(tmp_path / "photos", model, folds=2, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="cross_validate: give folds=5"):
+        convolve.cross_validate(tmp_path / "photos", "lenet5", folds=2, fold=1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_one_fold_trains_alone(tmp_path):
     write_photos(tmp_path / "photos", {"a": 8, "b": 8})
     config = config_of(tmp_path / "photos", tmp_path / "run", folds=4, fold=3, epochs=1)
-    assert not folds.is_cross_validation(config)
+    assert not config.is_cross_validation
     assert session.train(config, SilentConsole()).test_samples == 4
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from convolve.api.progress import open_progress
 from convolve.api.session import session
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from convolve.alignment.align import AlignPlan, AlignReport
     from convolve.api.run import Engines
     from convolve.checkpoint.convert import ConvertReport
-    from convolve.config.options import Options
     from convolve.doctor.machine import DoctorReport
     from convolve.inference.classifier import PredictReport
     from convolve.planning.plan import Hardware, Plan
@@ -124,13 +123,26 @@ def predict(
         return classifier.predict(Path(run), paths, console, invert=invert, explain_dir=folder, engine=engine)
 
 
+class ScoreOptions(TypedDict, total=False):
+    """The options of `convolve.validate`, as in `train`."""
+
+    model: str
+    image_size: int | None
+    normalization: str
+    batch_size: int
+    device: str
+    threads: int | None
+    weights_dir: str | Path | None
+    weights_mirror: str | None
+
+
 def validate(
     weights: str | Path,
     data_dir: str | Path | None = None,
     *,
     class_names: str | Path | None = None,
     progress: bool | Console | None = False,
-    **options: Unpack[Options],
+    **options: Unpack[ScoreOptions],
 ) -> WeightsScore:
     """Compute the accuracy of weights on a folder of labeled images, without a run. For a run, use `Run.validate`.
 
@@ -138,8 +150,7 @@ def validate(
         weights: name of published weights, or a file of them; a file needs `model`.
         data_dir: folder with the images: its test or validation split, or all without splits.
         class_names: file with the name of each output [class folders in alphabetical order].
-        options: `model`, `image_size`, `normalization`, `batch_size`, `device`, `threads`, `weights_dir` and
-            `weights_mirror`. The size of a batch does not change the result.
+        options: those of `ScoreOptions`. The size of a batch does not change the result.
     """
     with session(), open_progress(progress) as console:
         from convolve.checkpoint.weights_table import find_info

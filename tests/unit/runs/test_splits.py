@@ -79,11 +79,20 @@ def test_cross_validation_trains_once_for_each_fold(tmp_path, capsys):
 def test_several_folds_are_no_single_run(tmp_path):
     write_photos(tmp_path / "photos", {"a": 8, "b": 8})
     for model in ("lenet5", None):
-        with pytest.raises(ConfigError, match="folds=2: is several runs; name a model"):
+        with pytest.raises(ConfigError, match="folds=2: is several runs; use cross_validate"):
             convolve.train(tmp_path / "photos", model, folds=2, run_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match="cross_validate: give folds=5"):
         convolve.cross_validate(tmp_path / "photos", "lenet5", folds=2, fold=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_photos_without_a_model_are_cross_validated(tmp_path, capsys):
+    write_photos(tmp_path / "photos", {"a": 8, "b": 8})
+    argv = [str(tmp_path / "photos"), "--weights", "none", "--image-size", "32", "--epochs", "1", "--folds", "2"]
+    quiet = ["--no-report", "--no-curves", "--no-check-data", "--threads", "1", "--json"]
+    assert train.run([*argv, *quiet, "--run-dir", str(tmp_path / "run")]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [run["test_samples"] for run in report["runs"]] == [8, 8]
 
 
 def test_one_fold_trains_alone(tmp_path):

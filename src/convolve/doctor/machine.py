@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ EXTRAS = {
     "coreml": ("coremltools",),
     "hub": ("huggingface_hub",),
     "ray": ("ray",),
-    "serve": ("starlette", "uvicorn", "httptools"),
+    "serve": ("starlette", "uvicorn", "httptools", *(() if sys.platform == "win32" else ("uvloop",))),
 }
 
 # Native code: C files and compiler options.

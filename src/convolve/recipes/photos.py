@@ -43,7 +43,7 @@ FINE_TUNING = {
     "weight_decay": 0.05,
     "crop_area": (0.35, 1.0),
     "mixup_alpha": 0.2,
-    "patience": 6,
+    "patience": 10,
     "warmup_epochs": 1.0,
 }
 LITE = {"block_survival_prob": 0.9}  # of the default models

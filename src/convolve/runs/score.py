@@ -114,13 +114,13 @@ def match_classes(folders: Sequence[str], classes: int, names: Sequence[str] | N
     if names is None:
         if len(folders) != classes:
             raise ConfigError(
-                f"--data-dir with {len(folders)} classes: the weights have {classes} outputs; "
+                f"--data-dir: has {len(folders)} classes, but the weights have {classes} outputs; "
                 "add --class-names FILE with a name for each output"
             )
         return list(range(classes))
     if len(names) != classes:
         raise ConfigError(
-            f"--class-names with {len(names)} names: the weights have {classes} outputs; give one for each"
+            f"--class-names: has {len(names)} names, but the weights have {classes} outputs; give one for each"
         )
     known: dict[str, set[int]] = {}
     for number, line in enumerate(names):

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from convolve.cli import validate
+from convolve.cli.main import dispatch
 from convolve.config.loading import resolve
 from convolve.config.schema import ModelConfig
 from convolve.errors import CheckpointError, ConfigError, DataError
@@ -69,13 +69,13 @@ def test_scores_equal_a_plain_computation(folder, model):
 def test_the_command_prints_both_accuracies(folder, capsys):
     words = ["--model", "resnet10", "--weights", str(folder / "w.safetensors"), "--data-dir", str(folder / "photos")]
     names = ["--class-names", str(folder / "names.txt"), "--image-size", "32", "--threads", "1"]
-    assert validate.run([*words, *names, "--json"]) == 0
+    assert dispatch(["validate", *words, *names, "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["samples"] == 30 and 0 <= result["top1"] <= result["top5"] <= 1
-    with pytest.raises(ConfigError, match="--data-dir with 3 classes: the weights have 12 outputs; add --class-names"):
-        validate.run(words)
+    with pytest.raises(ConfigError, match="--data-dir: has 3 classes, but the weights have 12 outputs; add --class-n"):
+        dispatch(["validate", *words])
     with pytest.raises(ConfigError, match="which model has these weights. add --model NAME"):
-        validate.run(words[2:])
+        dispatch(["validate", *words[2:]])
 
 
 def test_what_cannot_be_scored_is_one_line(folder, tmp_path, digits_run):
@@ -97,7 +97,7 @@ def test_classes_are_matched_by_any_of_their_names():
         match_classes(["item 99"], OUTPUTS, NAMES)
     with pytest.raises(ConfigError, match="class 'crane' is the name of 'crane, bird' and 'crane, machine'; rename"):
         match_classes(["crane"], 2, ["crane, bird", "crane, machine"])
-    with pytest.raises(ConfigError, match="--class-names with 1 names: the weights have 2 outputs"):
+    with pytest.raises(ConfigError, match="--class-names: has 1 names, but the weights have 2 outputs"):
         match_classes(["a"], 2, ["a"])
 
 

@@ -8,6 +8,7 @@ TOOLS := $(VENV)/tools
 DOCS := $(VENV)/docs
 MINUTES ?= 60
 SECONDS ?= 60
+SEED ?= 1
 
 .PHONY: setup lock train test coverage check bench bench-all accuracy faults fuzz sanitize mutants soak zoo audit sbom docs clean
 
@@ -60,9 +61,9 @@ faults: $(READY_DEV)
 	FAULTS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 --dist worksteal -m "" -v
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not network" --ignore tests/faults
 
-# Mutated inputs for every reader, with coverage feedback: a minute in all, or `make fuzz SECONDS=7200`.
+# Mutated inputs for every reader, with coverage feedback: a minute in all, or `make fuzz SECONDS=7200 SEED=0`.
 fuzz: $(VENV)/.ready-fuzz
-	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --seconds $(SECONDS)
+	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --seconds $(SECONDS) --seed $(SEED)
 
 # Native code with random shapes under the sanitizers of gcc, for vector widths 4, 8 and 16; about five minutes.
 sanitize: $(READY_DEV)

@@ -1,7 +1,7 @@
 """Fuzz every kind of input with coverage feedback (atheris), for a given time in total.
 
     make fuzz                          one minute, all targets in turn
-    make fuzz SECONDS=7200             two hours
+    make fuzz SECONDS=7200 SEED=0      two hours, other inputs each time
     python fuzz/run.py tar image       some targets
 
 New inputs that reach new code are kept in `.fuzz/TARGET/`, inputs that fail in `.fuzz/failures/`. Run one again with
@@ -22,7 +22,7 @@ MEMORY_MB, SECONDS_PER_INPUT = 3072, 20
 _UNITS = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
 
-def fuzz(name: str, seconds: int) -> None:
+def fuzz(name: str, seconds: int, seed: int) -> None:
     """Fuzz one target in this process until the time is over or an input fails."""
     import atheris
 
@@ -34,6 +34,7 @@ def fuzz(name: str, seconds: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     flags = [
         f"-max_total_time={seconds}",
+        f"-seed={seed}",
         f"-rss_limit_mb={MEMORY_MB}",
         f"-timeout={SECONDS_PER_INPUT}",
         "-max_len=65536",
@@ -48,18 +49,18 @@ def fuzz(name: str, seconds: int) -> None:
         targets.remove_scratch()
 
 
-def fuzz_all(names: list[str], seconds: int) -> int:
-    """Fuzz targets in turn, each in a process. Returns the number of targets that failed."""
-    failed = 0
+def fuzz_all(names: list[str], seconds: int, seed: int) -> list[str]:
+    """Fuzz targets in turn, each in a process. Returns the targets that failed."""
+    failed = []
     for name in names:
-        command = [sys.executable, "-P", __file__, name, "--child", "--seconds", str(seconds)]
+        command = [sys.executable, "-P", __file__, name, "--child", "--seconds", str(seconds), "--seed", str(seed)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
         units = _UNITS.search(done.stderr)
         print(
             f"{name:14} {int(units[1]) if units else 0:>9,} inputs  {'failed' if done.returncode else 'ok'}", flush=True
         )
         if done.returncode:
-            failed += 1
+            failed.append(name)
             print("\n".join(done.stderr.splitlines()[-25:]))
     return failed
 
@@ -76,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="all by default")
     parser.add_argument("--seconds", type=int, default=60, help="for all targets together (default 60)")
+    parser.add_argument("--seed", type=int, default=1, help="of the mutations; 0 takes another each time (default 1)")
     parser.add_argument("--input", type=Path, help="give this file to the target, without fuzzing")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -87,9 +89,12 @@ def main() -> int:
         run_input(names[0], options.input)
         return 0
     if options.child:
-        fuzz(names[0], options.seconds)
+        fuzz(names[0], options.seconds, options.seed)
         return 0
-    return min(1, fuzz_all(names, max(1, round(options.seconds / len(names)))))
+    failed = fuzz_all(names, max(1, round(options.seconds / len(names))), options.seed)
+    if failed:
+        print(f"failed: {', '.join(failed)}; the inputs are in {WORK / 'failures'}")
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -101,8 +101,14 @@ def read_raw_store(data: bytes) -> None:
 def read_command_line(data: bytes) -> None:
     """Read the options of `convolve train`, separated by newlines."""
     words = data.decode("utf-8", "replace").split("\n")
-    if not {"-h", "--help"} & set(words) and not any(word.startswith("--config-path") for word in words):
+    if any(word.startswith("--config-path") for word in words):
+        return
+    try:
         read_config(train.read_options(words))
+    except SystemExit as exit:
+        # Help, which argparse also finds in words like `-h--`. Everything else must be a rejection.
+        if exit.code:
+            raise
 
 
 def read_config_file(data: bytes) -> None:

@@ -77,7 +77,9 @@ class Sandbox:
         """
         child = self._child or self.start()
         try:
-            return self._exchange(child, payload, time.monotonic() + (seconds or self.limits.seconds))
+            return self._exchange(
+                child, payload, time.monotonic() + (self.limits.seconds if seconds is None else seconds)
+            )
         except SandboxError:
             self.close()
             raise

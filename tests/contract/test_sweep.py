@@ -123,13 +123,14 @@ def test_the_command_tries_three_learning_rates_on_photos_and_ranks_by_training(
     words += ["--batch-size", "8", "--threads", "1", "--no-curves", "--no-report", "--normalization", "symmetric"]
     with pytest.raises(convolve.ConfigError, match="a plot is saved as .svg or .html"):
         dispatch(["sweep", *words, "--plot", "sweep.png"])
-    assert dispatch(["sweep", *words, "--plot", "sweep.svg"]) == 0
+    assert dispatch(["sweep", *words, "--metrics", "top5_accuracy", "--plot", "sweep.svg"]) == 0
     printed = capsys.readouterr().out
     assert "photos: 30 photos of 3 classes to train, 12 to validate" in printed
     folder = tmp_path / "runs" / "photos-sweep-1"
     rows = ranking(folder)
     assert {row["options"]["learning_rate"] for row in rows} == {0.003, 0.01, 0.03}
     assert [row["accuracy"] for row in rows] == [1.0, 1.0, 1.0]
+    assert all("top5_accuracy" in convolve.open(folder / row["run"]).validations[-1].metrics for row in rows)
     trained = [
         max((one.accuracy, -one.loss) for one in convolve.open(folder / row["run"]).validations if one.step)
         for row in rows

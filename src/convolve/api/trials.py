@@ -133,7 +133,8 @@ class Training:
         config = plan.config.replace(run_dir=folder, resume=True, threads=arguments["threads"])
         plan = replace(plan, config=config)
         objects = {name: arguments[name] for name in OBJECTS if name in arguments}
-        train_plan(plan, pause, SilentConsole(), loss=arguments["loss"], objects=objects)
+        code = {"loss": arguments["loss"], "metrics": arguments.get("metrics", ())}
+        train_plan(plan, pause, SilentConsole(), **code, objects=objects)
 
 
 class _PauseAt(Callback):

@@ -112,5 +112,7 @@ def _train_photos(folder: Path, options: Namespace) -> int | None:
             return None
         plan = plan_photos(folder, photos, given, console)
         if plan.config.is_cross_validation:
+            for line in plan.lines:
+                console.info(line)
             return _cross_validate(plan.config, options, console)
         return run_training(lambda: train_plan(plan, progress=console, **_read_code(options)), options.json)

@@ -29,10 +29,11 @@ from convolve.report.label_section import LabelPredictions
 from convolve.report.numerics_section import read_numerics
 from convolve.report.page import render, report_path
 from convolve.report.predictions import PredictionCollector, TestPredictions
-from convolve.run_files import CONFIG_FILE, EVENTS_FILE, RECIPE_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
+from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 from convolve.runs.calibration import fit_calibration, read_calibration, write_calibration
 from convolve.runs.findings import read_checks
 from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
+from convolve.runs.results import reports_best
 from convolve.runs.samples import SampleCollector, has_samples, write_samples
 from convolve.runs.validate import validate_one
 
@@ -87,8 +88,7 @@ def write_training_report(
 ) -> Path:
     """Write the report at the end of a run; costs one pass over the test images if these were evaluated."""
     predictions = labels = None
-    selected = data.dataset.validation is not None or (folder / RECIPE_FILE).exists()
-    weights = "best checkpoint" if selected else "final weights"
+    weights = "best checkpoint" if reports_best(folder, data) else "final weights"
     if result is not None and result.labels:
         labels = LabelPredictions(result.labels, result.accuracy, result.samples, weights)
     elif result is not None:

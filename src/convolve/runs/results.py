@@ -86,6 +86,11 @@ def read_best(snapshot: Snapshot) -> EvalResult | None:
     return EvalResult(-math.inf, accuracy, 0) if accuracy >= 0 else None
 
 
+def reports_best(folder: Path, data: DataModule) -> bool:
+    """Return whether the result of a run is that of its best checkpoint: with validation images, or by a recipe."""
+    return data.dataset.validation is not None or chance_level(folder, data) is not None
+
+
 def chance_level(folder: Path, data: DataModule) -> float | None:
     """Return the accuracy without looking at the images, if a recipe chose the config and images have one class."""
     if not (folder / RECIPE_FILE).exists() or data.dataset.task != "single-label":

@@ -62,7 +62,7 @@ from convolve.runs.head import restart_average, start_from_head
 from convolve.runs.load import read_thresholds
 from convolve.runs.notices import report_data_wait, report_schedule, report_skipped_entries, report_whole_decoding
 from convolve.runs.outputs import NullOutputs, RunOutputs, join_ranks, load_best
-from convolve.runs.results import TrainReport, chance_level, read_best, run_info
+from convolve.runs.results import TrainReport, chance_level, read_best, reports_best, run_info
 from convolve.runs.teacher import add_teacher, describe_teacher, require_same_teacher
 
 
@@ -225,7 +225,7 @@ class Session:
             result = self.outputs.validate_checkpoints(self.data)
         if self.data.dataset.validation is not None:
             return self._test_best()
-        best = self._load_best() if chance_level(self.outputs.folder, self.data) is not None else None
+        best = self._load_best() if reports_best(self.outputs.folder, self.data) else None
         return result if best is None else read_best(best)
 
     def _evaluate_without_steps(self) -> EvalResult | None:

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load as unpack
 from safetensors.torch import save as pack
 
+import thread_collectives
 from convolve.checkpoint.manifest import encode_manifest, part_sha256, verify
 from convolve.checkpoint.ranks import Ranks
 from convolve.checkpoint.snapshot import Snapshot, read_tensors
@@ -24,27 +24,13 @@ SLICED = [f"{part}-0000{rank}-of-00003.safetensors" for part in ("model", "optim
 
 def run_ranks(act):
     """Call `act(ranks)` in a thread for each rank; return results or errors by rank."""
-    barrier, texts, results, owner = threading.Barrier(RANKS), [""] * RANKS, [None] * RANKS, draft_owner()
+    owner = draft_owner()
 
-    def run(rank):
-        def exchange(text):
-            texts[rank] = text
-            barrier.wait(60)
-            found = list(texts)
-            barrier.wait(60)
-            return found
+    def run(collectives):
+        rank = collectives.topology.rank
+        return act(Ranks(rank, rank == 0, owner, collectives.exchange))
 
-        try:
-            results[rank] = act(Ranks(rank, rank == 0, owner, exchange))
-        except CheckpointError as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return thread_collectives.run_ranks(run, replicas=RANKS)
 
 
 def make(step, rank):

@@ -70,6 +70,12 @@ def test_an_idx_file_cut_anywhere_is_named(tmp_path: Path, pack, counted: Ledger
     expect_one_line(path, read_images)
 
 
+def test_no_images_of_an_impossible_size_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "images-idx3-ubyte"
+    path.write_bytes(bytes((0, 0, 8, 3)) + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 6))
+    assert "announces 0 x 4294967295 x 4294967290" in expect_one_line(path, read_images)
+
+
 def test_every_flipped_byte_of_a_gzip_idx_file_is_noticed_or_harmless(tmp_path: Path, counted: Ledger) -> None:
     whole = gzip.compress(pack_idx(IMAGES), mtime=0)
     path = tmp_path / "flipped"

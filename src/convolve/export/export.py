@@ -18,7 +18,7 @@ from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError, ConvolveError, suggest
 from convolve.export.int8 import INT8_ENGINES, quantize_export
 from convolve.export.publish import count_bytes, draft_of
-from convolve.export.reference import export_module, reference_predictor
+from convolve.export.reference import export_module, reference_predictor, rounding_sensitivity
 from convolve.inference.coreml import has_weights, read_coreml
 from convolve.inference.engines.probe import BATCH_SIZES, TOLERANCE, VerifyResult, compare, sample_pixels
 from convolve.inference.formats import (
@@ -135,15 +135,6 @@ def _default_target(checkpoint: Path, name: str, int8: bool) -> Path:
     return run_folder / export_name(FORMATS[name].suffix, int8=int8)
 
 
-def require_equal(result: VerifyResult, subject: str) -> None:
-    """Reject an export whose logits differ from those of the model."""
-    if not result.largest_difference <= TOLERANCE:
-        raise ConvolveError(
-            f"{subject}: logits differ from the model's by {result.largest_difference:.2g} of the largest, more than "
-            f"{TOLERANCE:g}; nothing was written; try another --format"
-        )
-
-
 def _verify(name: str, draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:
     if not FORMATS[name].has_graph:
         return _verify_weights(draft, trained, target)
@@ -155,8 +146,18 @@ def _verify(name: str, draft: Path, trained: TrainedModel, target: Path) -> Veri
     one_image = FORMATS[name].one_image
     sizes = (len(pixels),) if one_image else BATCH_SIZES
     result = compare(predictor, reference_predictor(trained), pixels, sizes)
-    require_equal(result, str(target))
+    if not result.largest_difference <= TOLERANCE:
+        raise ConvolveError(
+            f"{target}: logits differ from the model's by {result.largest_difference:.2g} of the largest, more than "
+            f"{TOLERANCE:g}; nothing was written; {_suggest_remedy(rounding_sensitivity(trained, pixels))}"
+        )
     return replace(result, batches=(1,)) if one_image else result
+
+
+def _suggest_remedy(sensitivity: float) -> str:
+    if sensitivity <= TOLERANCE:
+        return "try another --format"
+    return f"the model's own logits change by {sensitivity:.2g} with the last bits of its input; train it longer"
 
 
 def _verify_coreml(draft: Path, trained: TrainedModel, target: Path) -> VerifyResult:

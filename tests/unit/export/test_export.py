@@ -19,7 +19,7 @@ from convolve.config.schema import ModelConfig
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import CheckpointError, ConfigError, ConvolveError
 from convolve.export import export, int8
-from convolve.export.export import compare, require_equal, sample_pixels
+from convolve.export.export import compare, sample_pixels
 from convolve.export.reference import export_module, reference_predictor
 from convolve.inference.engines.base import is_installed
 from convolve.inference.formats import FORMATS, ExportModule, open_export, read_weights, write_export
@@ -248,11 +248,32 @@ def test_the_command_exports_into_the_run_folder(run_folder, capsys):
         assert any(name.endswith("convolve.json") for name in archive.namelist())
 
 
-def test_a_wrong_export_is_rejected():
+class Chaos(torch.nn.Module):
+    """A model whose logits depend on the last bits of its input."""
+
+    def forward(self, images):
+        return torch.sin(1e8 * images.flatten(1)[:, 300:310])
+
+
+@pytest.mark.parametrize(
+    "chaotic, remedy",
+    [(False, "try another --format"), (True, r"own logits change by \S+ with the last bits of its input; train")],
+)
+def test_a_rejected_export_says_if_the_model_is_the_cause(run_folder, tmp_path, monkeypatch, chaotic, remedy):
+    trained = load_trained(choose_checkpoint(run_folder))
+    wrong = lambda pixels: 2 * reference_predictor(trained)(pixels)  # noqa: E731
+    monkeypatch.setattr(export, "open_export", lambda *args: (wrong, metadata_of(trained)))
+    if chaotic:
+        monkeypatch.setattr(export, "load_trained", lambda *args, **options: replace(trained, model=Chaos()))
+    with pytest.raises(ConvolveError, match=f"model.pt2: logits differ .* nothing was written; .*{remedy}"):
+        export.export(run_folder, "pt2", SilentConsole(), output=tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_difference_of_a_wrong_export_is_measured():
     reference = lambda pixels: np.full((len(pixels), 3), 5, np.float32)  # noqa: E731
     wrong = lambda pixels: np.full((len(pixels), 3), 5.05, np.float32)  # noqa: E731
-    with pytest.raises(ConvolveError, match="differ from the model's by 0.01 of the largest"):
-        require_equal(compare(wrong, reference, sample_pixels(4, 4, 1)), "model.onnx")
+    assert compare(wrong, reference, sample_pixels(4, 4, 1)).largest_difference == pytest.approx(0.01, rel=1e-5)
     with pytest.raises(ConvolveError, match="shape"):
         compare(lambda pixels: np.zeros((2, 3), np.float32), reference, sample_pixels(4, 4, 1))
 

@@ -37,6 +37,11 @@ def sample_pixels(height: int, width: int, channels: int, count: int = sum(BATCH
     return np.where((np.arange(count) % 2 == 0)[:, None, None, None], noise, smooth)
 
 
+def relative_difference(logits: Logits, expected: Logits) -> float:
+    """Return the largest difference as a fraction of the largest expected logit."""
+    return float(np.abs(expected - logits).max() / max(float(np.abs(expected).max()), 1e-30))
+
+
 def compare(
     predictor: Predictor, reference: Predictor, pixels: Pixels, sizes: tuple[int, ...] = BATCH_SIZES
 ) -> VerifyResult:
@@ -47,7 +52,7 @@ def compare(
         expected, logits = reference(batch), predictor(batch)
         if logits.ndim != 2 or len(logits) != size:
             raise ConvolveError(f"export: output has shape {logits.shape} for {size} images; try another --format")
-        differences.append(float(np.abs(expected - logits).max() / max(float(np.abs(expected).max()), 1e-30)))
+        differences.append(relative_difference(logits, expected))
         same = same and bool((expected.argmax(1) == logits.argmax(1)).all())
         start += size
     # np.max keeps NaN, which max would drop.

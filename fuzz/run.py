@@ -9,6 +9,7 @@ New inputs that reach new code are kept in `.fuzz/TARGET/`, inputs that fail in 
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -52,9 +53,13 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
 def fuzz_all(names: list[str], seconds: int, seed: int) -> list[str]:
     """Fuzz targets in turn, each in a process. Returns the targets that failed."""
     failed = []
+    # The order of a set must not change what a seed tries.
+    environment = {**os.environ, **({"PYTHONHASHSEED": str(seed)} if seed else {})}
     for name in names:
         command = [sys.executable, "-P", __file__, name, "--child", "--seconds", str(seconds), "--seed", str(seed)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent, env=environment
+        )
         units = _UNITS.search(done.stderr)
         print(
             f"{name:14} {int(units[1]) if units else 0:>9,} inputs  {'failed' if done.returncode else 'ok'}", flush=True

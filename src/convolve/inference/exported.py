@@ -21,13 +21,12 @@ from convolve.inference.openvino_ir import open_ir, read_ir
 ONNX_ENGINES = ("onnxruntime", "openvino")
 
 
-@dataclass(frozen=True)
-class OnnxSource:
-    """An ONNX file as the source of engines; onnxruntime is the one that the others are compared with."""
+@dataclass(frozen=True, kw_only=True)
+class _ExportedFile:
+    """What the sources share; `_opened` has an engine for each batch size."""
 
     path: Path
     threads: int
-    session: OnnxRuntimeEngine
     metadata: ModelMetadata
     _opened: dict[int | None, Engine] = field(default_factory=dict)
 
@@ -38,6 +37,17 @@ class OnnxSource:
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.metadata.transform.shape
+
+    @cached_property
+    def structure(self) -> str:
+        return file_sha256(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxSource(_ExportedFile):
+    """An ONNX file as the source of engines; onnxruntime is the one that the others are compared with."""
+
+    session: OnnxRuntimeEngine
 
     @property
     def tolerance(self) -> float:
@@ -51,10 +61,6 @@ class OnnxSource:
     def quick_names(self) -> tuple[str, ...]:
         measured = self.metadata.quantization
         return tuple(name for name in ONNX_ENGINES if measured is None or name in measured["accuracies"])
-
-    @cached_property
-    def structure(self) -> str:
-        return file_sha256(self.path)
 
     def reference(self) -> Predictor:
         return self.session.run
@@ -81,32 +87,17 @@ def open_onnx_file(path: Path, threads: int) -> OnnxSource:
         session = open_onnxruntime(path, threads)
     except Exception as error:  # onnxruntime raises its own classes
         raise CheckpointError(f"{path}: not a readable ONNX file ({to_one_line(error)[:160]})") from None
-    return OnnxSource(path, threads, session, read_metadata(session.properties, path))
+    metadata = read_metadata(session.properties, path)
+    return OnnxSource(path=path, threads=threads, metadata=metadata, session=session)
 
 
-@dataclass(frozen=True)
-class IrSource:
+@dataclass(frozen=True, kw_only=True)
+class IrSource(_ExportedFile):
     """An OpenVINO IR as the source of engines; only OpenVINO runs it."""
 
-    path: Path
-    threads: int
-    metadata: ModelMetadata
     names: tuple[str, ...] = ("openvino",)
     quick_names: tuple[str, ...] = ("openvino",)
     tolerance: float = TOLERANCE
-    _opened: dict[int | None, Engine] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        return self.path.name
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.metadata.transform.shape
-
-    @cached_property
-    def structure(self) -> str:
-        return file_sha256(self.path)
 
     def reference(self) -> Predictor:
         return self.open(self.names[0], None).run
@@ -119,7 +110,7 @@ class IrSource:
 
 def open_ir_file(path: Path, threads: int) -> IrSource:
     """Open an exported OpenVINO IR and read its metadata."""
-    return IrSource(path, threads, read_ir(path))
+    return IrSource(path=path, threads=threads, metadata=read_ir(path))
 
 
 _OPENERS: dict[str, Callable[[Path, int], EngineSource]] = {".onnx": open_onnx_file, ".xml": open_ir_file}

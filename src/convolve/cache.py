@@ -19,7 +19,7 @@ KINDS = {
     "features": "features of photographs",
     "datasets": "downloaded data sets",
     "indexes": "lists of image files",
-    "scans": "checksums and sizes of image files",
+    "scans": "checksums, sizes and duplicates of image files",
     "native": "compiled kernels",
     "inductor": "compiled exports",
     "engines": "exports for inference engines, and which engine is fastest",

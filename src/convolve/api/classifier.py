@@ -113,11 +113,11 @@ class Classifier:
         """Classify images in batches, in order; a `str` or `Path` is a file, or a folder of them.
 
         Args:
-            batch_size: images in one forward pass; by default as many as memory allows, at most 256.
+            batch_size: images in one forward pass; by default 256, fewer if they are larger than 56 x 56.
             bad: raise for an image that cannot be read, or give it a prediction with `error` and no label.
         """
         if batch_size is None:
-            batch_size = inference.largest_batch(self._metadata.transform.shape)
+            batch_size = self._metadata.transform.pass_size
         if top < 1 or batch_size < 1:
             raise ConfigError(f"top={top}, batch_size={batch_size}: must be at least 1")
         items: list[ImageInput] = (

@@ -7,17 +7,26 @@ least 0.9, or at least 0.25 and then 0.9 after an alignment: one image against a
 its sides, at nine positions. Images below 64 pixels look alike more easily: they need 0.97, without alignment.
 
 Exact duplicates have the same bytes.
+
+Every command on a folder needs its duplicates, and comparing all pairs of many images takes long, so what was found is
+cached by the contents of the images.
 """
 
+import hashlib
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from convolve.data.scan import THUMBNAIL, Scan
+from convolve.data.scan import THUMBNAIL, Scan, scans_folder
 from convolve.download import Progress, ignore_progress
+from convolve.files import atomic_file
 from convolve.rng import Indices
 
 Vectors = npt.NDArray[np.float32]
@@ -31,6 +40,8 @@ _PAIRS = 2048
 _CROPS = (0.96, 0.92, 0.88)
 _LARGEST_GROUP = 20
 _LARGEST_FRACTION = 0.1
+_VERSION = 1  # of the comparison; a change makes cached pairs invalid
+_FEWEST_CACHED = 1000
 
 
 @dataclass(frozen=True)
@@ -49,15 +60,53 @@ def find_duplicates(scan: Scan, progress: Progress = ignore_progress) -> list[Du
     """
     exact = list(_find_exact(scan))
     copies = {pair.second for pair in exact}
-    rows = np.array([row for row in np.flatnonzero(scan.readable) if row not in copies], np.int64)
+    rows = np.array([row for row in np.flatnonzero(scan.readable).tolist() if row not in copies], np.int64)
     if not 2 <= len(rows) <= MOST_COMPARED:
         return exact
     part = scan.take(rows)
-    near = np.where(part.sizes.min(1) < _SMALL_SIDE, _NEAR_SMALL, _NEAR)
-    pairs = _find_candidates(part.thumbnails, progress)
+    path = _cache_path(part) if len(part) >= _FEWEST_CACHED else None
+    pairs = None if path is None else _load(path, len(part))
+    if pairs is None:
+        pairs = _compare(part, progress)
+        if path is not None:
+            _store(pairs, path)
+    return [*exact, *(Duplicate(first, second, exact=False) for first, second in rows[pairs].tolist())]
+
+
+def _compare(scan: Scan, progress: Progress) -> Indices:
+    """Return pairs [M, 2] of rows that are near duplicates, in order."""
+    near = np.where(scan.sizes.min(1) < _SMALL_SIDE, _NEAR_SMALL, _NEAR)
+    pairs = _find_candidates(scan.thumbnails, progress)
     blocks = (pairs[start : start + _PAIRS] for start in range(0, len(pairs), _PAIRS))
-    found = sorted({pair for block in blocks for pair in _verify(part, block, near)})
-    return [*exact, *(Duplicate(int(rows[first]), int(rows[second]), exact=False) for first, second in found)]
+    found = sorted({pair for block in blocks for pair in _verify(scan, block, near)})
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _cache_path(scan: Scan) -> Path:
+    digest = hashlib.sha256(f"duplicates {_VERSION} {len(scan)}".encode())
+    for array in (scan.thumbnails, scan.sizes):
+        digest.update(np.ascontiguousarray(array).data)
+    return scans_folder() / f"duplicates-{digest.hexdigest()[:24]}.npz"
+
+
+def _store(pairs: Indices, path: Path) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as draft:
+            np.savez(draft, pairs=pairs)
+
+
+def _load(path: Path, count: int) -> Indices | None:
+    """Return the cached pairs, or None if they are absent or damaged. Their name is a hash of all images."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            pairs: Indices = stored["pairs"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+    if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 2:
+        return None
+    in_order = (pairs[:, 0] >= 0) & (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] < count)
+    return pairs if in_order.all() else None
 
 
 def _find_exact(scan: Scan) -> Iterator[Duplicate]:

@@ -53,7 +53,8 @@ def find_suspects(
     if len(rows) < 2 * FOLDS or len(np.unique(labels[rows])) < 2:
         return []
     known, numbers = np.unique(labels[rows], return_inverse=True)
-    probabilities = predict_held_out(features[rows], numbers, _renumber(groups[rows]), progress)
+    judged = features if len(rows) == len(features) else features[rows]
+    probabilities = predict_held_out(judged, numbers, _renumber(groups[rows]), progress)
     found = _judge(probabilities, numbers)
     return [Suspect(int(rows[one.row]), int(known[one.suggestion]), one.probability) for one in found]
 
@@ -86,9 +87,13 @@ def predict_held_out(
 
 
 def _scale(features: FeatureArray) -> Tensor:
-    values = torch.from_numpy(features)
-    values = (values - values.mean(0)) / values.std(0, correction=0).clamp_min(_MIN_STD)
-    return torch.cat((values / values.shape[1] ** 0.5, torch.ones(len(values), 1)), 1)
+    """Return standardized features with a column of ones; they are large, so there is one copy of them."""
+    given = torch.from_numpy(features)
+    scaled = torch.ones(len(given), given.shape[1] + 1)
+    values = scaled[:, :-1]
+    torch.sub(given, given.mean(0), out=values)
+    values.div_(given.std(0, correction=0).clamp_min(_MIN_STD)).div_(given.shape[1] ** 0.5)
+    return scaled
 
 
 def _fit_primal(values: Tensor, targets: Tensor, held: Tensor) -> Tensor:

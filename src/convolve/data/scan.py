@@ -238,7 +238,12 @@ def _cache_path(reader: EncodedImages, stamps: Sequence[str]) -> Path | None:
     if not stamps:
         return None
     key = hashlib.sha256("\n".join(stamps).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return device.cache_folder() / "scans" / f"{key}.npz"
+    return scans_folder() / f"{key}.npz"
+
+
+def scans_folder() -> Path:
+    """Return the folder of everything that is known about image files."""
+    return device.cache_folder() / "scans"
 
 
 def _store(scan: Scan, path: Path, stamps: Sequence[str]) -> None:

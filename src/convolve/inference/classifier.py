@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from convolve.engine.user_code import UserCode
     from convolve.models.network import Network
 
-BATCH_SIZE = 256
-BATCH_PIXELS = 64 * 224 * 224  # limits the memory for activations
 Probabilities = npt.NDArray[np.float32]
 
 
@@ -145,13 +143,8 @@ def _load_checkpoint(path: Path, options: LoadOptions) -> Classifier:
 
 def _open(source: EngineSource, options: LoadOptions) -> Engine:
     name = options.engine or source.names[0]
-    sizes = [min(size, largest_batch(source.shape)) for size in options.batch_sizes]
+    sizes = [min(size, source.metadata.transform.pass_size) for size in options.batch_sizes]
     return open_engine(name, source, options.log, sizes, options.expected_images)
-
-
-def largest_batch(shape: tuple[int, int, int]) -> int:
-    """Return how many inputs of a shape [C, H, W] to classify in one pass."""
-    return min(BATCH_SIZE, max(1, BATCH_PIXELS // (shape[1] * shape[2])))
 
 
 @dataclass(frozen=True)
@@ -228,13 +221,12 @@ def predict(
         explain_dir: folder for images with heat maps.
     """
     files = list_images(paths)
-    sizes = (min(BATCH_SIZE, len(files)),)
-    options = LoadOptions(engine, batch_sizes=sizes, expected_images=len(files), log=console.info)
+    options = LoadOptions(engine, batch_sizes=(len(files),), expected_images=len(files), log=console.info)
     classifier = load_classifier(choose_model(run), options)
     require_pixels(classifier.metadata, run)
     failures: dict[str, str] = {}
     predictions: list[Prediction] = []
-    batch_size = largest_batch(classifier.metadata.transform.shape)
+    batch_size = classifier.metadata.transform.pass_size
     for start in range(0, len(files), batch_size):
         console.progress("predict", start, len(files))
         inputs = _read(files[start : start + batch_size], classifier.metadata, invert, failures)

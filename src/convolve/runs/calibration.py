@@ -22,7 +22,6 @@ from convolve.numerics.execution import Execution
 from convolve.report.calibration import fit_temperature
 from convolve.report.predictions import TestPredictions
 from convolve.run_files import CALIBRATION_FILE
-from convolve.runs.load import BATCH
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def fit_calibration(
         return RunCalibration(fit_temperature(predictions.logits, predictions.labels), len(predictions.labels))
     logits, labels = [], []
     with eval_mode(model):
-        for batch in data.validation_loader().batches(BATCH):
+        for batch in data.validation_loader().batches(data.transform.pass_size):
             logits.append(execution.forward(model, batch.images).float().cpu().numpy())
             labels.append(class_numbers(batch.labels))
     truth = np.concatenate(labels)

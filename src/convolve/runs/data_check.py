@@ -95,12 +95,19 @@ def _open_encoded(config: Config, console: Console) -> Dataset[EncodedImages] | 
 
 
 def _as_arrays(dataset: Dataset[EncodedImages], features: Mapping[str, Features]) -> dict[str, FeatureArray]:
-    """Return features with one row for each image, NaN for those without."""
+    """Return features with one row for each image, NaN for those without; complete ones are not copied."""
     width = next(iter(features.values())).values.shape[1]
-    arrays = {name: np.full((len(reader), width), np.nan, np.float32) for name, reader in dataset.splits.items()}
-    for name, found in features.items():
-        arrays[name][found.rows] = found.values.numpy()
-    return arrays
+    return {name: _as_array(features.get(name), len(reader), width) for name, reader in dataset.splits.items()}
+
+
+def _as_array(found: Features | None, count: int, width: int) -> FeatureArray:
+    if found is not None and len(found.rows) == count:
+        complete: FeatureArray = found.values.numpy()
+        return complete
+    array = np.full((count, width), np.nan, np.float32)
+    if found is not None:
+        array[found.rows] = found.values.numpy()
+    return array
 
 
 def clean(

@@ -92,7 +92,7 @@ def read_thresholds(state: Mapping[str, Any], count: int) -> tuple[float, ...] |
     return thresholds
 
 
-BATCH = 256
+_BATCH = 256
 
 
 def open_run_data(trained: TrainedModel, console: Console, *, train: bool = True) -> DataModule:
@@ -136,7 +136,7 @@ def training_pixels(data: DataModule, seed: int, count: int) -> Images:
     loader = data.train_loader()
     count = min(count, len(loader))
     batches: list[Images] = []
-    for step_batch in loader.step_batches(seed, 0, BATCH, BATCH):
+    for step_batch in loader.step_batches(seed, 0, _BATCH, _BATCH):
         batches += [to_pixels(batch.images, data.transform) for batch in step_batch.micro_batches]
         if sum(map(len, batches)) >= count:
             break
@@ -145,5 +145,5 @@ def training_pixels(data: DataModule, seed: int, count: int) -> Images:
 
 def iter_test_batches(data: DataModule) -> Iterator[tuple[Images, npt.NDArray[Any]]]:
     """Yield every test image once with its label, in batches: class numbers [N], or floats [N, classes]."""
-    for batch in data.test_loader().batches(BATCH):
+    for batch in data.test_loader().batches(data.transform.pass_size):
         yield to_pixels(batch.images, data.transform), batch.labels.cpu().numpy()

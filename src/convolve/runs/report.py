@@ -32,7 +32,7 @@ from convolve.report.predictions import PredictionCollector, TestPredictions
 from convolve.run_files import CONFIG_FILE, EVENTS_FILE, SUMMARY_FILE, TRAINING_FILE, VALIDATION_FILE
 from convolve.runs.calibration import fit_calibration, read_calibration, write_calibration
 from convolve.runs.findings import read_checks
-from convolve.runs.load import BATCH, TrainedModel, load_trained, open_run_data, to_pixels
+from convolve.runs.load import TrainedModel, load_trained, open_run_data, to_pixels
 from convolve.runs.results import reports_best
 from convolve.runs.samples import SampleCollector, has_samples, write_samples
 from convolve.runs.validate import validate_one
@@ -72,7 +72,7 @@ def collect_predictions(
     collector = PredictionCollector(data.dataset.classes, what)
     execution = execution or PlainExecution()
     with eval_mode(model):
-        for batch in data.test_loader().batches(BATCH):
+        for batch in data.test_loader().batches(data.transform.pass_size):
             logits = execution.forward(model, batch.images).float().cpu().numpy()
             labels = class_numbers(batch.labels)
             mistakes, typical = collector.select(logits, labels), samples.select(logits, labels)

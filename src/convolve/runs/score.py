@@ -26,7 +26,7 @@ from convolve.data.loader.loader import Loader
 from convolve.data.readers.detect import SUPPORTED_LAYOUTS, open_labeled
 from convolve.directory import read_regular
 from convolve.engine.build import build_model
-from convolve.engine.evaluate import VALID_BATCH, eval_mode, fold_for_inference
+from convolve.engine.evaluate import eval_mode, fold_for_inference
 from convolve.errors import CheckpointError, ConfigError, DataError, suggest
 from convolve.loggers.base import Console
 from convolve.models import registry
@@ -71,7 +71,7 @@ def score_weights(config: Config, console: Console, class_names: Path | None = N
     model = build_model(config, transform, classes, target)
     load_pretrained(model, weights.path)
     loader = open_test_loader(reader, transform, target, config.data)
-    size = config.optim.valid_batch_size or min(VALID_BATCH, 64)
+    size = config.optim.valid_batch_size or transform.pass_size
     top1, top5, samples = _count_hits(model, loader, torch.tensor(outputs, device=target), size, console)
     seconds = time.perf_counter() - started
     return WeightsScore(config.model.model, weights.name, folder, top1 / samples, top5 / samples, samples, seconds)

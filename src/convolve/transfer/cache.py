@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,26 @@ class FeatureCache:
 
     def __init__(self, path: Path, width: int, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
-        self._width = width
+        self.width = width
         self._record = _DIGEST + 4 * width + _CHECKSUM
         self._max_bytes = max_bytes
 
-    def load(self) -> dict[bytes, FeatureArray]:
-        """Return all intact records."""
-        try:
-            data = self._path.read_bytes()
+    def fill(self, digests: Sequence[bytes], features: FeatureArray) -> npt.NDArray[np.bool_]:
+        """Write the stored features of images into their rows [N, width], and return which rows have some.
+
+        The file may hold far more images than these, so it is read record by record.
+        """
+        found = np.zeros(len(digests), np.bool_)
+        rows: dict[bytes, list[int]] = {}
+        for row, digest in enumerate(digests):
+            rows.setdefault(digest, []).append(row)
+        with suppress(OSError), open(self._path, "rb") as file:
             os.utime(self._path)
-        except OSError:
-            return {}
-        found = {}
-        for start in range(0, len(data) - self._record + 1, self._record):
-            body, checksum = data[start : start + self._record - _CHECKSUM], data[start + self._record - _CHECKSUM :]
-            if zlib.crc32(body) == int.from_bytes(checksum[:_CHECKSUM], "little"):
-                found[body[:_DIGEST]] = np.frombuffer(body, np.float32, offset=_DIGEST)
+            while len(record := file.read(self._record)) == self._record:
+                wanted = rows.get(record[:_DIGEST])
+                if wanted and zlib.crc32(record[:-_CHECKSUM]) == int.from_bytes(record[-_CHECKSUM:], "little"):
+                    features[wanted] = np.frombuffer(record, "<f4", self.width, _DIGEST)
+                    found[wanted] = True
         return found
 
     def append(self, digests: Sequence[bytes], features: FeatureArray) -> None:

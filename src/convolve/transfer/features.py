@@ -73,17 +73,14 @@ class FeatureExtractor:
     def compute(self, reader: Reader, task: str = "features") -> Features:
         """Return the features of all images of a reader; those in the cache are not computed again."""
         digests = [_digest(reader, row) for row in range(len(reader))]
-        known = self._cache.load()
-        missing = np.array([row for row, digest in enumerate(digests) if digest not in known], np.int64)
-        for computed, features in self.stream(reader, missing, task):
-            found = [digests[row] for row in computed.tolist()]
-            self._cache.append(found, features)
-            known.update(zip(found, features, strict=True))
-        rows = np.array([row for row, digest in enumerate(digests) if digest in known], np.int64)
-        values = np.zeros((len(rows), self.width), np.float32)
-        for position, row in enumerate(rows.tolist()):
-            values[position] = known[digests[row]]
-        return Features(torch.from_numpy(values), reader.labels[rows], rows)
+        values = np.zeros((len(reader), self.width), np.float32)
+        known = self._cache.fill(digests, values)
+        for computed, features in self.stream(reader, np.flatnonzero(~known), task):
+            self._cache.append([digests[row] for row in computed.tolist()], features)
+            values[computed], known[computed] = features, True
+        rows = np.flatnonzero(known)
+        # Selecting all rows would hold the features twice.
+        return Features(torch.from_numpy(values if known.all() else values[rows]), reader.labels[rows], rows)
 
     def stream(self, reader: Reader, rows: Indices, task: str) -> Iterator[tuple[Indices, FeatureArray]]:
         """Yield the rows that could be read, with their features; images are decoded in advance by threads."""

@@ -11,7 +11,7 @@ from convolve.data import scan as scanning
 from convolve.data.duplicates import Duplicate, find_duplicates, group_duplicates
 from convolve.data.readers.detect import open_images
 from convolve.data.readers.splits import SplitOptions
-from convolve.data.scan import join_scans, scan_images
+from convolve.data.scan import Scan, join_scans, scan_images
 from convolve.download import ignore_progress
 from drawn_photos import draw_photo, write_photos
 
@@ -118,3 +118,35 @@ def test_a_damaged_cache_is_made_anew(tmp_path):
     for path in (tmp_path / "cache" / "scans").iterdir():
         path.write_bytes(path.read_bytes()[:-30])
     assert scan_images(opened(tmp_path), ignore_progress).key(0) == before.key(0)
+
+
+def many_photos(count=1500, seed=3):
+    """Return a scan of noise, in which every tenth image is the next one a little brighter."""
+    chance = np.random.default_rng(seed)
+    thumbnails = chance.integers(0, 200, (count, 32, 32), np.uint8)
+    thumbnails[10::10] = thumbnails[9:-1:10] + 20
+    digests = chance.integers(0, 256, (count, 16), np.uint8)
+    sizes = np.full((count, 2), 100, np.int32)
+    return Scan(digests, sizes, np.ones(count, np.uint8), thumbnails, ("RGB",) * count, ("",) * count)
+
+
+def compared(scan):
+    """Return the duplicates in a scan, and how often the search reported progress."""
+    reports = []
+    return find_duplicates(scan, lambda *progress: reports.append(progress)), len(reports)
+
+
+def test_many_images_are_compared_once(tmp_path):
+    first, reports = compared(many_photos())
+    assert reports > 0 and {(pair.first, pair.second) for pair in first} == {(n - 1, n) for n in range(10, 1500, 10)}
+    assert compared(many_photos()) == (first, 0)
+    assert compared(many_photos(seed=4))[1] > 0, "other images"
+
+
+def test_damaged_results_of_a_comparison_are_ignored(tmp_path):
+    first, _ = compared(many_photos())
+    (path,) = (tmp_path / "cache" / "scans").glob("duplicates-*.npz")
+    for damage in (lambda data: data[:-30], lambda data: b"", lambda data: data[:150] + b"xyz" + data[153:]):
+        path.write_bytes(damage(path.read_bytes()))
+        found, reports = compared(many_photos())
+        assert found == first and reports > 0

@@ -25,6 +25,7 @@ _FIXED = {"unit": (0.0, 1.0), "symmetric": (0.5, 0.5)}
 KEEP_VALUES = 1 / 255  # standard deviation that keeps the range of values
 _ONLY_CENTERED = (KEEP_VALUES,) * 3
 _LARGEST_SIDE = 4096
+_PASS_IMAGES, _PASS_PIXELS = 256, 16 * 224 * 224
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class Transform:
     def shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
         return self.channels, self.height, self.width
+
+    @property
+    def pass_size(self) -> int:
+        """Number of images of one forward pass in evaluation: more need gigabytes for activations, and a CPU is then
+        slower, because they leave its caches."""
+        return min(_PASS_IMAGES, max(1, _PASS_PIXELS // (self.height * self.width)))
 
     @property
     def takes_floats(self) -> bool:

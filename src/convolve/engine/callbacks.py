@@ -13,8 +13,9 @@ from convolve.checkpoint.snapshot import Snapshot
 from convolve.config import Config
 from convolve.data.loader.loader import Loader
 from convolve.distributed.collectives import require_equal_weights
+from convolve.download import Progress, ignore_progress
 from convolve.engine.ema import temporary_weights
-from convolve.engine.evaluate import VALID_BATCH, EvalSetup, evaluate
+from convolve.engine.evaluate import VALID_BATCH, EvalSetup, count_images, evaluate
 from convolve.engine.loop import StepEvent
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState
@@ -185,10 +186,12 @@ def evaluate_state(
     loader: Loader,
     config: Config,
     thresholds: Sequence[float] | None = None,
+    progress: Progress = ignore_progress,
 ) -> EvalResult:
     """Evaluate the model of a run between two steps, on all ranks; thresholds of labels are fitted if not given."""
     size = config.optim.valid_batch_size or VALID_BATCH
-    setup = EvalSetup(config.run.validation_views, state.execution, parts.objective, thresholds)
+    on_batch = count_images(progress, "evaluate", -(-len(loader) // parts.collectives.topology.replicas))
+    setup = EvalSetup(config.run.validation_views, state.execution, parts.objective, thresholds, on_batch)
     return evaluate(state.model, loader, size, parts.collectives, parts.infer, setup)
 
 

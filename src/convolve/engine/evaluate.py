@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from convolve.data.loader.loader import Loader, ReplicaShard
 from convolve.distributed.collectives import Collectives, SingleProcess
+from convolve.download import Progress
 from convolve.engine.metrics import EvalResult, RunningMetrics
 from convolve.engine.objective import Objective
 from convolve.layers.fold import count_batch_norms, fold_batch_norms
@@ -98,6 +99,18 @@ class EvalSetup:
 
 
 PLAIN_SETUP = EvalSetup()
+
+
+def count_images(progress: Progress, task: str, total: int) -> Callable[[Tensor, Tensor], None]:
+    """Return an `on_batch` that reports how many of `total` images were evaluated."""
+    done = 0
+
+    def on_batch(logits: Tensor, labels: Tensor) -> None:
+        nonlocal done
+        done += len(labels)
+        progress(task, done, total)
+
+    return on_batch
 
 
 def evaluate(

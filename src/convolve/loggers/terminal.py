@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -11,7 +12,7 @@ from convolve.loggers.run_lines import RunLines
 from convolve.loggers.streams import dropping_output, print_line
 
 REFRESH_SECONDS = 0.1
-PLAIN_SECONDS = 2.0
+PLAIN_SECONDS, MOST_PLAIN_SECONDS = 2.0, 60.0
 _BAR = 16
 
 
@@ -79,11 +80,15 @@ class TerminalConsole:
 
 
 class PlainConsole:
-    """Plain lines for pipes, log files and `--json`; a few for each epoch, and progress of other work every 2 s."""
+    """Plain lines for pipes, log files and `--json`: a few for each epoch, and the progress of other work.
 
-    def __init__(self, lines: RunLines | None = None) -> None:
+    The progress of a task is printed after 2 s, then after twice as long each time, up to a minute.
+    """
+
+    def __init__(self, lines: RunLines | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._lines = lines or RunLines()
-        self._printed = time.perf_counter()
+        self._clock = clock
+        self._printed, self._wait, self._task = clock(), PLAIN_SECONDS, ""
 
     def info(self, line: str) -> None:
         print_line(line)
@@ -91,9 +96,11 @@ class PlainConsole:
     def progress(self, what: str, done: int, total: int | None) -> None:
         if what == "train":
             self._lines.progress(done, total)
-        now = time.perf_counter()
-        if what != "train" and now - self._printed > PLAIN_SECONDS:
-            self._printed = now
+        now = self._clock()
+        if what != self._task:
+            self._task, self._wait = what, PLAIN_SECONDS
+        if what != "train" and now - self._printed > self._wait:
+            self._printed, self._wait = now, min(2 * self._wait, MOST_PLAIN_SECONDS)
             self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, run: RunInfo) -> None:

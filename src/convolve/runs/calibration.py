@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from convolve.data.build import DataModule
+from convolve.download import Progress, ignore_progress
 from convolve.engine.evaluate import eval_mode
 from convolve.engine.tasks import class_numbers
 from convolve.files import read_run_file, write_file
@@ -33,16 +34,22 @@ class RunCalibration:
 
 
 def fit_calibration(
-    model: Network, data: DataModule, execution: Execution, predictions: TestPredictions | None
+    model: Network,
+    data: DataModule,
+    execution: Execution,
+    predictions: TestPredictions | None,
+    progress: Progress = ignore_progress,
 ) -> RunCalibration:
     """Fit the temperature of a model; `predictions` on the test split are used if it has no other."""
     if not len(data.dataset.validation or ()) and predictions is not None:
         return RunCalibration(fit_temperature(predictions.logits, predictions.labels), len(predictions.labels))
-    logits, labels = [], []
+    logits, labels, loader, done = [], [], data.validation_loader(), 0
     with eval_mode(model):
-        for batch in data.validation_loader().batches(data.transform.pass_size):
+        for batch in loader.batches(data.transform.pass_size):
             logits.append(execution.forward(model, batch.images).float().cpu().numpy())
             labels.append(class_numbers(batch.labels))
+            done += len(batch.labels)
+            progress("calibrate", done, len(loader))
     truth = np.concatenate(labels)
     return RunCalibration(fit_temperature(np.concatenate(logits), truth), len(truth))
 

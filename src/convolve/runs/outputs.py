@@ -14,6 +14,7 @@ from convolve.config.loading import dump
 from convolve.data.build import DataModule
 from convolve.distributed.collectives import Collectives
 from convolve.distributed.topology import leads_host
+from convolve.download import Progress
 from convolve.engine.callbacks import Saver
 from convolve.engine.metrics import EvalResult
 from convolve.engine.state import TrainState
@@ -125,11 +126,13 @@ class RunOutputs:
             text = "".join(f"{line}\n" for line in lines)
             write_file(self.folder / BAD_SAMPLES_FILE, text.encode("utf-8", "backslashreplace"))
 
-    def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
+    def write_report(
+        self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None, progress: Progress
+    ) -> None:
         """Write the HTML report of a complete run; `result` is that of the test images."""
         if self.config.log.logs and self.config.log.report:
             model, execution = trained_model()
-            write_training_report(self.folder, model, data, execution, result)
+            write_training_report(self.folder, model, data, execution, result, progress)
             gc.collect()
 
 
@@ -164,7 +167,9 @@ class NullOutputs(RunOutputs):
     def write_results(self, figures: Mapping[str, object]) -> None:
         pass
 
-    def write_report(self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None) -> None:
+    def write_report(
+        self, trained_model: TrainedFn, data: DataModule, result: EvalResult | None, progress: Progress
+    ) -> None:
         pass
 
 

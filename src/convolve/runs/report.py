@@ -12,6 +12,7 @@ from convolve import __version__, device
 from convolve.checkpoint.store import choose_checkpoint, load
 from convolve.config.yaml_text import parse_yaml
 from convolve.data.build import DataModule
+from convolve.download import Progress, ignore_progress
 from convolve.engine.evaluate import eval_mode
 from convolve.engine.metrics import EvalResult
 from convolve.engine.tasks import class_numbers
@@ -66,11 +67,16 @@ class ReportResult:
 
 
 def collect_predictions(
-    model: Network, data: DataModule, what: str, samples: SampleCollector, execution: Execution | None = None
+    model: Network,
+    data: DataModule,
+    what: str,
+    samples: SampleCollector,
+    execution: Execution | None = None,
+    progress: Progress = ignore_progress,
 ) -> TestPredictions:
     """Return the predictions of a model on all test images, and collect samples of each class."""
     collector = PredictionCollector(data.dataset.classes, what)
-    execution = execution or PlainExecution()
+    execution, done = execution or PlainExecution(), 0
     with eval_mode(model):
         for batch in data.test_loader().batches(data.transform.pass_size):
             logits = execution.forward(model, batch.images).float().cpu().numpy()
@@ -80,11 +86,18 @@ def collect_predictions(
             pixels = dict(zip(rows, to_pixels(batch.images[rows], data.transform), strict=True))
             collector.add(logits, labels, {row: pixels[row] for row in mistakes})
             samples.add(logits, labels, pixels)
+            done += len(labels)
+            progress("report", done, len(data.dataset.test))
     return collector.result()
 
 
 def write_training_report(
-    folder: Path, model: Network, data: DataModule, execution: Execution, result: EvalResult | None
+    folder: Path,
+    model: Network,
+    data: DataModule,
+    execution: Execution,
+    result: EvalResult | None,
+    progress: Progress = ignore_progress,
 ) -> Path:
     """Write the report at the end of a run; costs one pass over the test images if these were evaluated."""
     predictions = labels = None
@@ -93,9 +106,9 @@ def write_training_report(
         labels = LabelPredictions(result.labels, result.accuracy, result.samples, weights)
     elif result is not None:
         samples = SampleCollector(data.dataset.classes)
-        predictions = collect_predictions(model, data, weights, samples, execution)
+        predictions = collect_predictions(model, data, weights, samples, execution, progress)
         write_samples(folder, samples.result())
-        write_calibration(folder, fit_calibration(model, data, execution, predictions))
+        write_calibration(folder, fit_calibration(model, data, execution, predictions, progress))
     return _write(report_path(folder), [_collect(folder, predictions, _environment(), labels)])
 
 
@@ -105,7 +118,6 @@ def report(
     """Write the report of the best checkpoint of each run, several side by side; `users` is the code of each."""
     reports = []
     for number, folder in enumerate(folders):
-        console.progress("report", number, len(folders))
         if not (folder / CONFIG_FILE).is_file():
             raise CheckpointError(
                 f"{folder}: not a run folder ({CONFIG_FILE} is missing); give a run of `convolve train`"
@@ -117,9 +129,9 @@ def report(
         data = open_run_data(trained, console, train=read_calibration(folder) is None)
         predictions = labels = None
         if trained.task == "multi-label":
-            labels = _score_labels(trained, data)
+            labels = _score_labels(trained, data, console.progress)
         else:
-            predictions = _predict_tests(folder, trained, data)
+            predictions = _predict_tests(folder, trained, data, console.progress)
         reports.append(_collect(folder, predictions, _versions(trained), labels))
     if not reports:
         raise ConfigError("report: no run given; name one run folder or several")
@@ -127,19 +139,20 @@ def report(
     return ReportResult(_write(path, reports), [_figures(one) for one in reports])
 
 
-def _predict_tests(folder: Path, trained: TrainedModel, data: DataModule) -> TestPredictions:
+def _predict_tests(folder: Path, trained: TrainedModel, data: DataModule, progress: Progress) -> TestPredictions:
     """Return the predictions for the test images; store samples and calibration if the run has none."""
     samples = SampleCollector(data.dataset.classes)
-    predictions = collect_predictions(trained.model, data, f"checkpoint {trained.path.name}", samples)
+    what, execution = f"checkpoint {trained.path.name}", PlainExecution()
+    predictions = collect_predictions(trained.model, data, what, samples, execution, progress)
     if not has_samples(folder):
         write_samples(folder, samples.result())
     if read_calibration(folder) is None:
-        write_calibration(folder, fit_calibration(trained.model, data, PlainExecution(), predictions))
+        write_calibration(folder, fit_calibration(trained.model, data, execution, predictions, progress))
     return predictions
 
 
-def _score_labels(trained: TrainedModel, data: DataModule) -> LabelPredictions:
-    record = validate_one(trained, data, data.test_loader())
+def _score_labels(trained: TrainedModel, data: DataModule, progress: Progress) -> LabelPredictions:
+    record = validate_one(trained, data, data.test_loader(), progress=progress)
     return LabelPredictions(record.labels, record.accuracy, record.samples, f"checkpoint {trained.path.name}")
 
 

@@ -167,7 +167,7 @@ class Session:
         self.outputs.write_bad_samples(self.loader.skipped, self.collectives)
         self.outputs.write_results(summary_figures(self, report, timer))
         if stopped_by is None:
-            self.outputs.write_report(lambda: self._whole_model(weights), self.data, result)
+            self.outputs.write_report(lambda: self._whole_model(weights), self.data, result, self.console.progress)
         return report
 
     def elapsed_seconds(self) -> float:
@@ -238,7 +238,8 @@ class Session:
         """Evaluate the checkpoint that validated best on the test images, which nothing has used before."""
         best = self._load_best()
         thresholds = read_thresholds(best.state, len(self.data.dataset.classes)) if best else None
-        result = evaluate_state(self.state, self.parts, self.data.test_loader(), self.config, thresholds)
+        loader, progress = self.data.test_loader(), self.console.progress
+        result = evaluate_state(self.state, self.parts, loader, self.config, thresholds, progress)
         self.outputs.emit("test", loss=result.loss, accuracy=result.accuracy, samples=result.samples)
         return result
 
@@ -266,9 +267,8 @@ class Session:
     def _report(
         self, timer: Timer, result: EvalResult | None, final_loss: float, stopped_by: signal.Signals | str | None
     ) -> TrainReport:
-        name = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by
+        name, measured = stopped_by.name if isinstance(stopped_by, signal.Signals) else stopped_by, timer.measured
         self.outputs.emit("end", status="success" if stopped_by is None else "aborted", stopped_by=name)
-        measured = timer.measured
         return TrainReport(
             run_dir=self.outputs.folder,
             test_accuracy=result.accuracy if result else None,

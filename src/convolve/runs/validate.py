@@ -14,9 +14,10 @@ from convolve.checkpoint.averaging import list_averages
 from convolve.checkpoint.store import find_checkpoints
 from convolve.data.build import DataModule
 from convolve.data.loader.loader import Loader
+from convolve.download import Progress, ignore_progress
 from convolve.engine.build import build_objective, match_training_numerics
 from convolve.engine.callbacks import validation_record
-from convolve.engine.evaluate import VALID_BATCH, EvalSetup, LogitsFn, evaluate
+from convolve.engine.evaluate import VALID_BATCH, EvalSetup, LogitsFn, count_images, evaluate
 from convolve.engine.user_code import NO_USER_CODE, UserCode
 from convolve.errors import ConfigError, to_one_line
 from convolve.label_scores import DEFAULT_THRESHOLD
@@ -36,6 +37,7 @@ def validate_one(
     *,
     fit: bool = False,
     outputs: bool = False,
+    progress: Progress = ignore_progress,
 ) -> ValidationRecord:
     """Evaluate one model on all images of a loader; by default, those that select.
 
@@ -51,11 +53,18 @@ def validate_one(
         raise ConfigError("--engine: this run computes in another number format than fp32; use --engine torch")
     objective = build_objective(trained.config, trained.user, trained.classes, task=trained.task)
     thresholds = trained.thresholds or (DEFAULT_THRESHOLD,) * len(trained.classes)
-    setup = EvalSetup(trained.config.run.validation_views, execution, objective, None if fit else thresholds)
+    loader = loader or data.validation_loader()
+    count = count_images(progress, f"validate {trained.path.name}", len(loader))
     batches: list[tuple[Tensor, Tensor]] = []
-    if outputs:
-        setup = replace(setup, on_batch=lambda logits, labels: batches.append((logits.float().cpu(), labels.cpu())))
-    result = evaluate(trained.model, loader or data.validation_loader(), size, logits_fn=logits_fn, setup=setup)
+
+    def on_batch(logits: Tensor, labels: Tensor) -> None:
+        count(logits, labels)
+        if outputs:
+            batches.append((logits.float().cpu(), labels.cpu()))
+
+    views = trained.config.run.validation_views
+    setup = EvalSetup(views, execution, objective, None if fit else thresholds, on_batch)
+    result = evaluate(trained.model, loader, size, logits_fn=logits_fn, setup=setup)
     seconds = time.perf_counter() - started
     record = validation_record(trained.path.name, trained.step, trained.epoch, result, seconds)
     return _with_outputs(record, batches) if outputs else record
@@ -121,8 +130,7 @@ def validate(
     options: dict[str, Any] = {} if choice.batch_size is None else {"valid_batch_size": choice.batch_size}
     records = []
     data: DataModule | None = None
-    for number, checkpoint in enumerate(chosen):
-        console.progress("validate", number, len(chosen))
+    for checkpoint in chosen:
         trained = load_trained(checkpoint, user=user)
         trained = replace(trained, config=trained.config.replace(**options))
         if data is None:
@@ -130,7 +138,8 @@ def validate(
                 console.info(f"loss {to_one_line(trained.loss)[:60]}: not given, so cross-entropy is shown; add --loss")
             device.configure(trained.config.run.threads)
             data = _open_data(trained, choice.data_dir, console)
-        record = validate_one(trained, data, data.test_loader(), choice.open_logits, outputs=choice.outputs)
+        loader, outputs = data.test_loader(), choice.outputs
+        record = validate_one(trained, data, loader, choice.open_logits, outputs=outputs, progress=console.progress)
         console.valid(record)
         records.append(record)
     return records

@@ -131,6 +131,18 @@ def test_plain_output_has_a_line_for_each_record_and_none_for_events(capsys):
     ]  # fmt: skip
 
 
+def test_plain_progress_of_a_long_task_becomes_rare(capsys):
+    seconds = iter(range(1000))
+    console = PlainConsole(clock=lambda: next(seconds))
+    for done in range(300):
+        console.progress("features", done, 300)
+    for done in range(100):
+        console.progress("report", done, 100)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["features: 2 of 300", "features: 7 of 300", "features: 16 of 300", "features: 33 of 300"]
+    assert len(lines) < 16 and lines[-1].startswith("report: ")
+
+
 def test_a_terminal_prints_validations_and_keeps_training_in_the_bar(capsys):
     console = TerminalConsole()
     console.start(RUN)

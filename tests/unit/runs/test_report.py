@@ -41,12 +41,18 @@ def make_model(side: int) -> Network:
     return Network(blocks, input_shape=(3, side, side))
 
 
-def test_few_photos_are_in_memory_at_once() -> None:
+def test_few_photos_are_in_memory_at_once_and_progress_is_shown() -> None:
     data, model, execution = make_data(224), make_model(224), CountingExecution()
-    predictions = collect_predictions(model, data, "weights", SampleCollector(CLASSES), execution)
-    fit_calibration(model, data, execution, predictions)
+    shown: list[tuple[str, int, int | None]] = []
+
+    def note(task: str, done: int, total: int | None) -> None:
+        shown.append((task, done, total))
+
+    predictions = collect_predictions(model, data, "weights", SampleCollector(CLASSES), execution, note)
+    fit_calibration(model, data, execution, predictions, note)
     assert len(predictions.labels) == 40
     assert execution.images == [16, 16, 8] * 2
+    assert shown == [(task, done, 40) for task in ("report", "calibrate") for done in (16, 32, 40)]
 
 
 def test_small_images_are_classified_in_larger_batches() -> None:

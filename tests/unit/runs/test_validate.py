@@ -49,6 +49,22 @@ def test_every_checkpoint_is_validated_with_the_threads_of_its_run(run_dir):
     assert console.threads == [1, 1]
 
 
+class ProgressRecorder(SilentConsole):
+    """Records progress."""
+
+    def __init__(self):
+        self.shown = []
+
+    def progress(self, task, done, total, /):
+        self.shown.append((task, done, total))
+
+
+def test_a_validation_shows_how_many_images_are_done(run_dir):
+    console = ProgressRecorder()
+    [record] = validate.validate(run_dir, console, validate.ValidateOptions(batch_size=100))
+    assert console.shown == [(f"validate {record.checkpoint}", done, 297) for done in (100, 200, 297)]
+
+
 def test_an_average_is_validated_with_the_threads_of_its_run(run_dir):
     device.configure(None)
     average.average(run_dir, average.AverageRecipe("mean", statistics="averaged"), SilentConsole())

@@ -8,7 +8,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord
-from convolve.loggers.run_lines import RunLines
+from convolve.loggers.run_lines import RunLines, format_seconds
 from convolve.loggers.streams import dropping_output, print_line
 
 REFRESH_SECONDS = 0.1
@@ -82,13 +82,15 @@ class TerminalConsole:
 class PlainConsole:
     """Plain lines for pipes, log files and `--json`: a few for each epoch, and the progress of other work.
 
-    The progress of a task is printed after 2 s, then after twice as long each time, up to a minute.
+    The progress of a task is printed after 2 s, then after twice as long each time, up to a minute, with the time that
+    is left.
     """
 
     def __init__(self, lines: RunLines | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._lines = lines or RunLines()
         self._clock = clock
-        self._printed, self._wait, self._task = clock(), PLAIN_SECONDS, ""
+        self._printed, self._wait = clock(), PLAIN_SECONDS
+        self._task, self._first = "", (0.0, 0)
 
     def info(self, line: str) -> None:
         print_line(line)
@@ -98,10 +100,16 @@ class PlainConsole:
             self._lines.progress(done, total)
         now = self._clock()
         if what != self._task:
-            self._task, self._wait = what, PLAIN_SECONDS
+            self._task, self._first, self._wait = what, (now, done), PLAIN_SECONDS
         if what != "train" and now - self._printed > self._wait:
             self._printed, self._wait = now, min(2 * self._wait, MOST_PLAIN_SECONDS)
-            self.info(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+            self.info(f"{what}: {done:,}" + (f" of {total:,}{self._remaining(now, done, total)}" if total else ""))
+
+    def _remaining(self, now: float, done: int, total: int) -> str:
+        started, before = self._first
+        if done <= before:
+            return ""
+        return f", {format_seconds((now - started) / (done - before) * (total - done))} left"
 
     def start(self, run: RunInfo) -> None:
         self.info(self._lines.start(run))

@@ -107,7 +107,7 @@ class PlainConsole:
 
     def _remaining(self, now: float, done: int, total: int) -> str:
         started, before = self._first
-        if done <= before:
+        if not before < done < total:
             return ""
         return f", {format_seconds((now - started) / (done - before) * (total - done))} left"
 

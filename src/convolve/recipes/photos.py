@@ -161,7 +161,7 @@ def _fine_tune(given: dict[str, Any], count: int, console: Console) -> PhotoPlan
         console.info(f"training from random weights, since {to_one_line(error)}")
         return None
     optim = config.optim
-    tune = f"then fine-tune for up to {optim.epochs:g} epochs"
+    tune = f"then fine-tune for up to {optim.epochs:g} epoch{'s' * (optim.epochs != 1)}"
     lines = (
         f"model: {config.model.model} at {config.data.image_size} pixels with ImageNet weights"
         + (", for a CPU" if "model" not in given and target.type == "cpu" else ""),

@@ -18,10 +18,10 @@ DATA_BOUND_FRACTION = 0.25
 
 
 def report_skipped_entries(skipped: Sequence[Skipped], console: Console, emit: Callable[..., None]) -> None:
-    """Print and log the entries of a folder or archive that are in no split."""
+    """Print and log the entries of a folder or archive that are in no split, with a line for each reason."""
+    for reason, count, example in skipped:
+        console.info(to_one_line(f"{count:,} skipped, {reason}: {example}"))
     if skipped:
-        reasons = "; ".join(f"{reason}: {count}, such as {example}" for reason, count, example in skipped)
-        console.info(to_one_line(f"skipped entries of the data: {reasons}"))
         entries = [{"reason": reason, "count": count, "example": example} for reason, count, example in skipped]
         emit("skipped_entries", entries=entries)
 

@@ -136,7 +136,7 @@ def test_plain_progress_of_a_long_task_becomes_rare_and_has_the_time_that_is_lef
     console = PlainConsole(clock=lambda: next(seconds))
     for done in range(300):
         console.progress("features", done, 300)
-    for done in range(100):
+    for done in range(101):
         console.progress("report", done, 100)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [

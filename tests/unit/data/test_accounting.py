@@ -136,7 +136,7 @@ def test_every_entry_of_a_folder_is_used_or_counted_also_from_the_cached_index(u
         assert seen == len(dataset.train) + sum(count for _, count, _ in expected)
 
 
-def test_a_run_prints_one_line_about_skipped_entries_and_stores_it(untidy, tmp_path):
+def test_a_run_prints_a_line_for_each_reason_of_skipped_entries_and_stores_them(untidy, tmp_path):
     lines = []
 
     class Listening(SilentConsole):
@@ -145,8 +145,9 @@ def test_a_run_prints_one_line_about_skipped_entries_and_stores_it(untidy, tmp_p
 
     config = photo_config(untidy.parent, "folder", tmp_path / "run", iterations=1, epochs=None)
     session.train(config, Listening())
-    (line,) = [line for line in lines if "skipped" in line]
-    assert "subfolder of a class folder: 2, such as class-0/more" in line
+    found = [line for line in lines if "skipped" in line]
+    assert "2 skipped, subfolder of a class folder: class-0/more" in found
+    assert len(found) == 4 and max(map(len, found)) <= 80
     events = [json.loads(text) for text in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     (event,) = [event for event in events if event["kind"] == "skipped_entries"]
     assert {"reason": "not a regular file", "count": 1, "example": "class-0/pipe.jpg"} in event["entries"]

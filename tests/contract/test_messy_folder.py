@@ -61,7 +61,9 @@ def test_predictions_of_the_folder_are_a_table_with_the_broken_files(
     failed = {Path(row["file"]) for row in rows if row["error"]}
     assert failed == messy.broken | {path for path in messy.strays if path.name == "Thumbs.db"}
     assert {row["class"] for row in rows if not row["error"]} <= {*CLASSES, FEW}
-    assert capsys.readouterr().err.count("\n") == len(failed)
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == len(failed)
+    assert shown.out.endswith(f"predictions, {len(failed)} files not read; written: {table}\n")
 
 
 def test_the_model_is_exported_and_served(run: Path, messy: Messy) -> None:

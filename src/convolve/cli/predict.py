@@ -132,7 +132,9 @@ def _csv_printer(output: Path | None, top: int) -> Callable[["PredictReport"], N
             sys.stdout.write(text)
         else:
             write_file(output, text.encode("utf-8", "surrogateescape"))
-            print(f"{len(report.predictions):,} predictions written: {output}")
+            failed = len(report.failures)
+            unread = f", {failed:,} file{'s' * (failed > 1)} not read" if failed else ""
+            print(f"{len(report.predictions):,} predictions{unread}; written: {output}")
 
     return print_csv
 

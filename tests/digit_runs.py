@@ -27,6 +27,13 @@ def weights_hash(run_dir: Path) -> str:
     return hashlib.sha256(save(load(newest).tensors["model"])).hexdigest()
 
 
+def state_hash(run_dir: Path) -> str:
+    """Return the sha256 of all tensors of the newest checkpoint: weights, statistics, optimizer state and averages."""
+    parts = load(max((run_dir / "checkpoints").glob("step-*"))).tensors
+    named = {f"{part}.{name}": tensor.contiguous() for part, held in parts.items() for name, tensor in held.items()}
+    return hashlib.sha256(save(named)).hexdigest()
+
+
 class StoppingConsole(SilentConsole):
     """Sends this process a signal after a number of samples, as a user or a scheduler would."""
 

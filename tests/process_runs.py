@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
+from convolve import device
 from convolve.checkpoint.store import Store
 from convolve.config.loading import dump
+from convolve.distributed.rendezvous import backends
 from convolve.engine import loop, step, verification
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
@@ -45,7 +47,8 @@ def restore_run(folder, changes, console):
 def train_in_open_group(config, console):
     """Train as in a worker of Ray: outside the main thread, in a process group that is open and stays open."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world)
+    backend = backends(device.select(config.run.device).type)
+    dist.init_process_group(backend, init_method="env://", rank=rank, world_size=world)
     with ThreadPoolExecutor() as threads:
         report = threads.submit(session.train, config, console).result()
     dist.destroy_process_group()  # fails if the run has closed it

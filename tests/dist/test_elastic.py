@@ -15,7 +15,7 @@ from convolve.errors import ConfigError
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 from convolve.runs.changes import Changes, fit_processes
-from digit_runs import digits_config, weights_hash
+from digit_runs import digits_config, state_hash, weights_hash
 from held_runs import HeldRun
 from process_runs import Job, restore_together, train_together
 
@@ -29,7 +29,7 @@ def test_a_run_continues_on_three_replicas_that_run_two_one_and_one_micro_batche
     train_together(digits_config(tmp_path / "alone", **FOUR, iterations=8))
     moved = train_together(digits_config(tmp_path / "moved", **FOUR, iterations=4)).run_dir
     restore_together(moved, Changes(iterations=8, parallel={"replicas": 3}))
-    assert weights_hash(moved) == weights_hash(tmp_path / "alone")
+    assert state_hash(moved) == state_hash(tmp_path / "alone")
     assert session.read_config(moved).micro_batches == 4
 
 
@@ -97,7 +97,7 @@ def test_twenty_kills_with_other_numbers_of_workers_keep_the_bits(tmp_path, mode
             process.kill()
             process.join()
     assert kills == 20
-    assert weights_hash(tmp_path / "run") == weights_hash(tmp_path / "alone")
+    assert state_hash(tmp_path / "run") == state_hash(tmp_path / "alone")
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=job"]

@@ -13,7 +13,7 @@ from convolve.cli.command import read_config
 from convolve.cli.train import read_options
 from convolve.runs import session
 from convolve.runs.changes import Changes
-from digit_runs import digits_config, weights_hash
+from digit_runs import digits_config, state_hash, weights_hash
 from labeled_shapes import write_folder
 from process_runs import (
     Job,
@@ -95,10 +95,10 @@ KINDS = {
 
 
 def train_split(folder, replicas, accumulation, **given):
-    """Train in a layout; return the hash of the weights."""
+    """Train in a layout; return the hash of weights, statistics, optimizer state and averages."""
     layout = {"replicas": replicas, "gradient_accumulation_count": accumulation}
     train_together(digits_config(folder, **{**EIGHT, **given, **layout}))
-    return weights_hash(folder)
+    return state_hash(folder)
 
 
 def test_a_global_batch_has_the_same_bits_for_two_and_three_replicas(tmp_path):

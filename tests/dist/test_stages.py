@@ -140,13 +140,17 @@ def test_a_run_with_sharded_state_restores_to_the_same_bits(plain, run):
     assert same_bits(plain(**given), folder)
 
 
-def test_a_span_of_two_replicas_equals_one_with_the_joined_batch(run):
-    """At a small rate: where two values tie in a max-pool, rounding decides, and larger steps make that visible."""
+@pytest.mark.parametrize(("kernels", "tolerance"), [({"device": "cpu"}, 1e-6), ({"kernels": "torch"}, 2e-6)], ids=str)
+def test_a_span_of_two_replicas_equals_one_with_the_joined_batch(run, kernels, tolerance):
+    """At a small rate: where two values tie in a max-pool, rounding decides, and larger steps make that visible.
+
+    PyTorch's convolutions sum a larger batch in another order. Native kernels, which CPUs have, do not.
+    """
     given = {"model": "lenet-bn", "generated_data": True, "iterations": 20, "gradient_accumulation_count": 2}
-    given |= {"learning_rate": 0.0002, "hold_out": 0}
+    given |= {"learning_rate": 0.0002, "hold_out": 0, **kernels}
     joined, _ = run("joined", **given, batch_size=32)
     folder, _ = run(**given, replicas=2, bn_span=2)
-    assert largest_difference(joined, folder, "model") <= 1e-6
+    assert largest_difference(joined, folder, "model") <= tolerance
 
 
 def test_spans_and_an_automatic_split_go_together(run):

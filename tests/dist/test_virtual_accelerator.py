@@ -1,14 +1,15 @@
-"""Every layout on the virtual accelerator: the weights are those of the same run on the CPU, bit for bit."""
+"""Every layout on the virtual accelerator: weights, optimizer state and averages are those of the CPU, bit for bit."""
 
 import dataclasses
 import os
+import signal
 
 import pytest
 
 import virtual_accelerator
 from convolve.data.loader.loader import ReplicaShard
 from convolve.runs import session
-from digit_runs import digits_config, weights_hash
+from digit_runs import digits_config, state_hash
 from process_runs import Job
 from virtual_accelerator import run_command
 
@@ -29,6 +30,8 @@ LAYOUTS = {
     "2 x 2": {"replicas": 2, "shards": 2, "pipeline_splits": SPLITS[2], "gradient_accumulation_count": 2},
     "recomputation": {"enable_recomputation": True, "gradient_accumulation_count": 4},
     "16.16, 2 replicas": {"replicas": 2, "precision": "16.16", "numerics": "emulated"},
+    "16.32, dynamic loss scaling, validation": {"precision": "16.32", "numerics": "emulated"}
+    | {"loss_scaling_rule": "dynamic", "validation_mode": "after"},
     **{
         f"{stages} stages, {schedule}": {
             "shards": stages,
@@ -50,10 +53,10 @@ def train_on_device(config, console):
 
 
 def train(folder, device, **given):
-    """Train on the CPU or on virtual devices, in processes that end afterward; return the hash of the weights."""
+    """Train on the CPU or on virtual devices, in processes that end afterward; return the hash of the state."""
     config = digits_config(folder, **{**SHORT, **given, "device": device})
     Job(config.parallel, session.train if device == "cpu" else train_on_device, config).finish()
-    return weights_hash(folder)
+    return state_hash(folder)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,27 @@ def train(folder, device, **given):
 def test_a_layout_has_the_bits_of_the_cpu(tmp_path, layout):
     on_cpu = train(tmp_path / "cpu", "cpu", **LAYOUTS[layout])
     assert train(tmp_path / "virt", "virt", **LAYOUTS[layout]) == on_cpu
+
+
+def train_module(config, console):
+    """Train a module of the user; return the devices of its tensors and its output afterwards."""
+    virtual_accelerator.register()
+    import torch
+
+    import convolve
+
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(2704, 10)
+    )
+    options = {"iterations": 2, "batch_size": 16, "report": False, "curves": False, "progress": False}
+    convolve.train("digits", module, run_dir=config.run.run_dir, device="virt", **options)
+    devices = {str(tensor.device) for tensor in module.state_dict().values()}
+    return devices, list(module(torch.zeros(2, 1, 28, 28)).shape)
+
+
+def test_a_module_of_the_user_returns_to_its_device(tmp_path):
+    config = digits_config(tmp_path / "run", **SHORT, device="virt")
+    assert Job(config.parallel, train_module, config).finish() == ({"cpu"}, [2, 10])
 
 
 def count_steps(config, console):
@@ -170,6 +194,16 @@ FAILURES = {
         {"VIRT_DEVICES": "1"},
         "--device virt: local rank 1 has no device, this host has 1 virt device; start at most 1 processes on it",
     ),
+    "rank without a device": (
+        ["--replicas", 4],
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "VIRT_DEVICES": "2"},
+        "--device virt: local rank 2 has no device, this host has 2 virt devices; start at most 2 processes on it",
+    ),
+    "number without a device": (
+        ["--device", "virt:2"],
+        {"VIRT_DEVICES": "2"},
+        "--device virt:2: this host has 2 virt devices; choose a smaller number",
+    ),
 }
 
 
@@ -182,12 +216,32 @@ def test_a_failure_of_the_device_is_one_line(tmp_path, failure):
     assert "Traceback" not in done.stderr and done.stderr.count("--device") == 1 + done.stderr.count("use --device cpu")
 
 
-def test_a_killed_command_is_restored_to_the_bits_of_the_cpu(tmp_path):
-    """A failing device ends the run like a kill: without a checkpoint of its last step."""
+CRASH = """
+import os, pathlib, signal
+import convolve
+
+@convolve.callbacks.register("crash")
+class Crash(convolve.Callback):
+    def on_checkpoint(self, checkpoint):
+        marker = pathlib.Path("crashed")
+        if checkpoint.step >= 8 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+ENDS = {
+    "failing device": (1, [], {"VIRT_FAIL_AFTER": "1200"}),
+    "SIGKILL": (-signal.SIGKILL, ["--plugin", "crash.py", "--callbacks", "crash"], {}),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_command_that_ended_without_a_last_checkpoint_is_restored_to_the_bits_of_the_cpu(tmp_path, end):
+    code, plugin, environment = ENDS[end]
+    (tmp_path / "crash.py").write_text(CRASH)
     words = ["train", *SMALL, "--ckpts-per-epoch", 12, "--kernels", "torch", "--run-dir"]
-    done = run_command(tmp_path, *words, "virt", VIRT_FAIL_AFTER="1200")
-    assert done.returncode == 1 and list((tmp_path / "virt/checkpoints").glob("step-*"))
+    done = run_command(tmp_path, *words, "virt", *plugin, **environment)
+    assert done.returncode == code and list((tmp_path / "virt/checkpoints").glob("step-*"))
     assert run_command(tmp_path, "restore", "virt").returncode == 0
     on_cpu = [word if word != "virt" else "cpu" for word in words]
     assert run_command(tmp_path, *on_cpu, "cpu", TORCH_DEVICE_BACKEND_AUTOLOAD="0").returncode == 0
-    assert weights_hash(tmp_path / "virt") == weights_hash(tmp_path / "cpu")
+    assert state_hash(tmp_path / "virt") == state_hash(tmp_path / "cpu")

@@ -18,14 +18,16 @@ the folder `autoload` has (`ENVIRONMENT`). A forked child calls `register`.
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 _TESTS = Path(__file__).parent.parent
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(map(str, (_TESTS, _TESTS / "virtual_accelerator/autoload")))}
 
 
+@cache
 def register() -> None:
-    """Add the device and its collective backend to torch. Call once per process; it cannot be removed."""
+    """Add the device and its collective backend to torch, unless torch has loaded them. They cannot be removed."""
     from virtual_accelerator import collectives, tensors
 
     tensors.register()

@@ -154,6 +154,18 @@ class VirtualTensor(torch.Tensor):
         # Autograd of a Python backend supports one device per process, so all have index 0 for torch itself.
         return torch.device(NAME, DEVICE.index)
 
+    @property
+    def data(self):
+        with torch.inference_mode(self.is_inference()):  # the mode of the tensor, as a device in C++ keeps it
+            return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value):
+        torch.Tensor.data.__set__(self, value)  # rejects another kind of device, and tensors of inference mode
+        self.host = value.host
+        if DEVICE.memory.limit:
+            self.allocation = value.allocation
+
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}

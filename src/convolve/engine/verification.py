@@ -79,7 +79,8 @@ class TensorMemory:
         self._find()
 
     def _find(self) -> None:
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self._on_host = [tensor for tensor in self.tensors if tensor.device.type == "cpu"]
+        self._addresses = [tensor.data_ptr() for tensor in self._on_host]
         words = [_words(tensor) for tensor in self.tensors]
         self._elsewhere = [number for number, found in enumerate(words) if found is None]
         # Blocks that are elsewhere stay empty, and their sums are filled in afterward.
@@ -87,7 +88,7 @@ class TensorMemory:
 
     def checksums(self) -> Words:
         """Return the checksum of each tensor. Those of an accelerator are copied to the host together."""
-        if list(map(Tensor.data_ptr, self.tensors)) != self._addresses:
+        if list(map(Tensor.data_ptr, self._on_host)) != self._addresses:
             self._find()
         sums = self._sum_words()
         if self._elsewhere:

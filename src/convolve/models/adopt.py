@@ -136,20 +136,19 @@ class _Before:
     kinds: dict[nn.Module, tuple[type[nn.Module], frozenset[str]]]
     modes: dict[nn.Module, tuple[bool, object]]
     hooks: dict[nn.Module, dict[str, list[int]]]
-    tensors: list[tuple[Tensor, torch.device, bool, bool]]
+    tensors: dict[str, tuple[torch.device, bool, bool]]
 
     @classmethod
     def of(cls, module: nn.Module) -> "_Before":
         layers = list(module.modules())
-        tensors = [*module.parameters(), *module.buffers()]
         return cls(
             {layer: (type(layer), frozenset(vars(layer))) for layer in layers},
             {layer: (layer.training, getattr(layer, "inplace", None)) for layer in layers},
             {layer: {kind: list(getattr(layer, kind)) for kind in _HOOKS} for layer in layers},
-            [(tensor, tensor.device, tensor.requires_grad, tensor.is_contiguous()) for tensor in tensors],
+            {name: (x.device, x.requires_grad, x.is_contiguous()) for name, x in _named_tensors(module).items()},
         )
 
-    def restore(self) -> None:
+    def restore(self, module: nn.Module) -> None:
         for layer, (kind, attributes) in self.kinds.items():
             layer.__class__ = kind
             for name in vars(layer).keys() - attributes:
@@ -160,10 +159,24 @@ class _Before:
             for hooks, kept in self.hooks[layer].items():
                 for key in getattr(layer, hooks).keys() - set(kept):
                     del getattr(layer, hooks)[key]
-        for tensor, device, requires_grad, contiguous in self.tensors:
-            data = tensor.detach().to(device)
-            tensor.data = data.contiguous() if contiguous else data
-            tensor.requires_grad_(requires_grad)
+        self._move_back(module)
+        tensors = _named_tensors(module)
+        for name in tensors.keys() & self.tensors.keys():
+            _, requires_grad, contiguous = self.tensors[name]
+            if contiguous:
+                tensors[name].data = tensors[name].detach().contiguous()
+            tensors[name].requires_grad_(requires_grad)
+
+    def _move_back(self, module: nn.Module) -> None:
+        """Move tensors as `nn.Module.to` does: some devices cannot change the data of a parameter, only replace it."""
+        tensors = _named_tensors(module)
+        devices = {id(tensors[name]): self.tensors[name][0] for name in tensors.keys() & self.tensors.keys()}
+        if any(tensor.device != devices.get(id(tensor), tensor.device) for tensor in tensors.values()):
+            module._apply(lambda x: x.to(devices.get(id(x), x.device)))  # type: ignore[no-untyped-call]
+
+
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def adopt_model(module: nn.Module, *, input_shape: Shape, classes: int, subject: str) -> AdoptedModel:
@@ -247,4 +260,4 @@ def kept_as_found(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        before.restore()
+        before.restore(module)

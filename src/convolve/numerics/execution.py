@@ -134,10 +134,12 @@ class RoundedWeights:
         """Return rounded copies to compute with if the master weights are fp32, otherwise nothing."""
         if self.policy.master is not FP32 or self.policy.compute is FP32 or self.policy.lists is not None:
             return []
-        return [
-            (parameter, rounded(parameter.data, grid, None if key is None else hash_key(key, name)))
-            for name, parameter in self._in_16_bits()
-        ]
+        # Devices that are not part of torch do not accept a tensor of inference mode as the data of a parameter.
+        with torch.inference_mode(False), torch.no_grad():
+            return [
+                (parameter, rounded(parameter.data, grid, None if key is None else hash_key(key, name)))
+                for name, parameter in self._in_16_bits()
+            ]
 
     def _in_16_bits(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.model.named_parameters():

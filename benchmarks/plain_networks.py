@@ -1,4 +1,4 @@
-"""ResNets as PyTorch users write them, without any module of convolve."""
+"""LeNet and ResNets as PyTorch users write them, without any module of convolve."""
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,13 @@ class Subsample(nn.Module):
 
 def convolve(inner: int, outer: int, size: int, stride: int = 1) -> list[nn.Module]:
     return [nn.Conv2d(inner, outer, size, stride, size // 2, bias=False), nn.BatchNorm2d(outer)]
+
+
+def build_lenet() -> nn.Module:
+    """LeNet with batch norm for 28 x 28 pixels in ten classes."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.ReLU(inplace=True), nn.BatchNorm2d(20)]
+    layers += [nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(800, 10))
 
 
 def build_resnet20() -> nn.Module:
@@ -65,7 +72,11 @@ def build_resnet50() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
 
-NETWORKS = {"resnet20": (build_resnet20, (3, 32, 32), 10), "resnet50": (build_resnet50, (3, 224, 224), 1000)}
+NETWORKS = {
+    "lenet": (build_lenet, (1, 28, 28), 10),
+    "resnet20": (build_resnet20, (3, 32, 32), 10),
+    "resnet50": (build_resnet50, (3, 224, 224), 1000),
+}
 
 
 def build(name: str) -> tuple[nn.Module, tuple[int, int, int], int]:

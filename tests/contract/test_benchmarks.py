@@ -72,7 +72,9 @@ def test_a_player_that_dies_ends_the_benchmark_with_its_status(turns):
         turns.Worker("lame", [sys.executable, "-c", "raise SystemExit(3)"])
 
 
-@pytest.mark.parametrize(("plain", "ours"), [("resnet20", "resnet20-cifar"), ("resnet50", "resnet50")])
+@pytest.mark.parametrize(
+    ("plain", "ours"), [("lenet", "lenet-bn"), ("resnet20", "resnet20-cifar"), ("resnet50", "resnet50")]
+)
 def test_the_plain_models_have_our_number_of_parameters(turns, plain, ours):
     from plain_networks import build
 

@@ -10,7 +10,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 SEED ?= 1
 
-.PHONY: setup lock train test coverage check bench bench-all accuracy faults fuzz sanitize mutants soak zoo audit sbom docs clean
+.PHONY: setup lock train test virtual coverage check bench bench-all accuracy faults fuzz sanitize mutants soak zoo audit sbom docs clean
 
 setup: $(READY)
 
@@ -49,6 +49,11 @@ check: $(READY_DEV)
 # Dozens of interpreters are started: what the first one compiles is kept, whatever the environment says.
 test: $(READY_DEV)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not network"
+
+# The same folders as on CPUs, on the virtual accelerator, which torch loads like a device of another package.
+virtual: $(READY_DEV)
+	OMP_NUM_THREADS=1 VIRT_DEVICES=8 PYTHONPATH=$(CURDIR)/tests:$(CURDIR)/tests/virtual_accelerator/autoload \
+	  $(BIN)/python -m pytest -m "not slow and not network" tests/parity tests/dist
 
 # Branch coverage of src by the unit tests; fails below `fail_under` in pyproject.toml, the measured value.
 coverage: $(READY_DEV)

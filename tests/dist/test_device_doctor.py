@@ -62,6 +62,11 @@ def test_a_check_that_fails_is_one_line_and_the_others_run(monkeypatch):
     assert (report.device, report.backend, report.failed) == ("cpu", "gloo", 1)
 
 
+def test_the_speed_of_variants_is_measured(tmp_path):
+    found = next(one for one in checks.check_speed("cpu", tmp_path) if one.status == "ok")
+    assert found.check.startswith("speed: ") and "ms for gradients of ResNet-8" in found.detail
+
+
 def test_checks_after_the_limit_are_skipped():
     report = device_test.run("cpu", SilentConsole(), limit=0.0)
     assert {finding.status for finding in report.findings} == {"skipped"} and report.failed == 0

@@ -42,7 +42,7 @@ ACCURACY_TOLERANCE = 0.03
 # Products of 10-bit mantissas, which some devices use for fp32, pass.
 GRADIENT_TOLERANCE = 0.02
 SLOW_STEP_SECONDS = 2.0
-SPEED_OPTIONS = {"model": "resnet8", "generated_data": True, "augment": "none"}
+SPEED_OPTIONS = {"model": "resnet8-cifar", "generated_data": True, "augment": "none"}
 DEVICE_RUN, CPU_RUN = "device", "cpu"
 
 

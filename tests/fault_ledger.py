@@ -13,6 +13,7 @@ PROMISED = {
     "SIGKILL during a save": (50, BITS),
     "SIGKILL, 2 replicas": (50, BITS),
     "SIGKILL, 2 stages": (50, BITS),
+    "SIGKILL, 3 uneven replicas": (20, BITS),
     "SIGKILL of the command": (3, BITS),
     "SIGKILL at a stage of a save": (26, BITS),
     "SIGKILL of one of two savers": (23, BITS),

@@ -13,13 +13,14 @@ import pytest
 import forked_commands
 from convolve.runs import session
 from convolve.runs.changes import Changes
-from digit_runs import digits_config, weights_hash
+from digit_runs import digits_config, state_hash, weights_hash
 from process_runs import Job, restore_run
 
 LAYOUTS = {
     "one process": {},
     "2 replicas": {"replicas": 2},
     "2 stages": {"shards": 2, "pipeline_splits": ["conv2"], "gradient_accumulation_count": 2},
+    "3 uneven replicas": {"replicas": 3, "gradient_accumulation_count": 2, "micro_batches": 5},
 }
 NOTICED_WITHIN = 20
 
@@ -96,7 +97,7 @@ def survive_kills(tmp_path, layout, wanted, counted, saves=0):
     while (missing := max(0, wanted - done[False]) + max(0, saves - done[True])) > 0:
         rounds += 1
         folder, kills = train_through_kills(tmp_path / f"broken-{rounds}", layout, missing, moments)
-        assert weights_hash(folder) == weights_hash(unbroken)
+        assert state_hash(folder) == state_hash(unbroken)
         assert logged_steps(folder) == logged_steps(unbroken)
         for code, saving in kills:
             kind = "SIGKILL during a save" if saving else f"SIGKILL, {layout}"
@@ -128,6 +129,13 @@ def test_two_hundred_kills_a_quarter_during_a_save_leave_the_same_weights(tmp_pa
 @pytest.mark.parametrize("layout", ["2 replicas", "2 stages"])
 def test_fifty_kills_of_a_rank_leave_the_same_weights(tmp_path, layout, counted):
     survive_kills(tmp_path, layout, 50, counted)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(3000)
+def test_twenty_kills_of_one_of_three_uneven_replicas_leave_the_same_weights(tmp_path, counted):
+    survive_kills(tmp_path, "3 uneven replicas", 20, counted)
 
 
 # The command itself

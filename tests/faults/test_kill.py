@@ -21,6 +21,10 @@ LAYOUTS = {
     "2 replicas": {"replicas": 2},
     "2 stages": {"shards": 2, "pipeline_splits": ["conv2"], "gradient_accumulation_count": 2},
     "3 uneven replicas": {"replicas": 3, "gradient_accumulation_count": 2, "micro_batches": 5},
+    "4 replicas": {"replicas": 4},
+    "2 x 2": {"replicas": 2, "shards": 2, "pipeline_splits": ["conv2"], "gradient_accumulation_count": 2},
+    "sharded state": {"replicas": 2, "rts": True, "optimizer": "adam"},
+    "batch-norm span": {"replicas": 2, "bn_span": 2},
 }
 NOTICED_WITHIN = 20
 
@@ -134,8 +138,9 @@ def test_fifty_kills_of_a_rank_leave_the_same_weights(tmp_path, layout, counted)
 @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(3000)
-def test_twenty_kills_of_one_of_three_uneven_replicas_leave_the_same_weights(tmp_path, counted):
-    survive_kills(tmp_path, "3 uneven replicas", 20, counted)
+@pytest.mark.parametrize("layout", list(LAYOUTS)[3:])
+def test_twenty_kills_of_a_rank_leave_the_same_weights(tmp_path, layout, counted):
+    survive_kills(tmp_path, layout, 20, counted)
 
 
 # The command itself

@@ -36,21 +36,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from convolve.checkpoint.store import choose_checkpoint
 from convolve.config import Config
 from convolve.config.loading import build
 from convolve.data.dataset import Dataset, Reader
 from convolve.data.lookup import generated_split
 from convolve.engine.user_code import UserCode
-from convolve.errors import ConvolveError, describe
+from convolve.errors import ExportDiffersError, describe
 from convolve.export.export import export
-from convolve.export.reference import rounding_sensitivity
-from convolve.inference.engines.probe import TOLERANCE, sample_pixels
+from convolve.inference.engines.probe import TOLERANCE
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 from convolve.models.adopt import AdoptedModel
 from convolve.runs import session
-from convolve.runs.load import load_trained
 
 TIMM = [
     "resnet18",
@@ -259,12 +256,10 @@ def check_export(folder: Path) -> tuple[float | None, float | None]:
     """Export to ONNX; return the largest difference, or None and the sensitivity if the model is the cause of it."""
     try:
         return export(folder, "onnx", SilentConsole()).largest_difference, None
-    except ConvolveError:
-        trained = load_trained(choose_checkpoint(folder))
-        sensitivity = rounding_sensitivity(trained, sample_pixels(SIZE, SIZE, 3))
-        if sensitivity <= TOLERANCE:
+    except ExportDiffersError as error:
+        if error.sensitivity <= TOLERANCE:
             raise
-        return None, sensitivity
+        return None, error.sensitivity
 
 
 def check(model: str) -> Result:

@@ -93,6 +93,14 @@ class SandboxError(ConvolveError):
     """Untrusted input crashed the process that read it, or needed too much time or memory."""
 
 
+class ExportDiffersError(ConvolveError):
+    """An export and its model compute other logits; `sensitivity` is how much the model's change with rounding."""
+
+    def __init__(self, message: str, sensitivity: float = 0.0) -> None:
+        super().__init__(message)
+        self.sensitivity = sensitivity
+
+
 class GuaranteeError(ConvolveError):
     """A guarantee does not hold, and the run was to be strict."""
 

@@ -15,7 +15,7 @@ import torch
 from convolve import device
 from convolve.checkpoint.store import choose_checkpoint
 from convolve.engine.user_code import NO_USER_CODE, UserCode
-from convolve.errors import ConfigError, ConvolveError, suggest
+from convolve.errors import ConfigError, ConvolveError, ExportDiffersError, suggest
 from convolve.export.int8 import INT8_ENGINES, quantize_export
 from convolve.export.publish import count_bytes, draft_of
 from convolve.export.reference import export_module, reference_predictor, rounding_sensitivity
@@ -147,9 +147,11 @@ def _verify(name: str, draft: Path, trained: TrainedModel, target: Path) -> Veri
     sizes = (len(pixels),) if one_image else BATCH_SIZES
     result = compare(predictor, reference_predictor(trained), pixels, sizes)
     if not result.largest_difference <= TOLERANCE:
-        raise ConvolveError(
+        sensitivity = rounding_sensitivity(trained, pixels)
+        raise ExportDiffersError(
             f"{target}: logits differ from the model's by {result.largest_difference:.2g} of the largest, more than "
-            f"{TOLERANCE:g}; nothing was written; {_suggest_remedy(rounding_sensitivity(trained, pixels))}"
+            f"{TOLERANCE:g}; nothing was written; {_suggest_remedy(sensitivity)}",
+            sensitivity,
         )
     return replace(result, batches=(1,)) if one_image else result
 

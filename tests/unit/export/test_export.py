@@ -17,7 +17,7 @@ from convolve.checkpoint.store import choose_checkpoint
 from convolve.cli.main import dispatch
 from convolve.config.schema import ModelConfig
 from convolve.data.transforms.normalize import Transform
-from convolve.errors import CheckpointError, ConfigError, ConvolveError
+from convolve.errors import CheckpointError, ConfigError, ConvolveError, ExportDiffersError
 from convolve.export import export, int8
 from convolve.export.export import compare, sample_pixels
 from convolve.export.reference import export_module, reference_predictor
@@ -265,8 +265,9 @@ def test_a_rejected_export_says_if_the_model_is_the_cause(run_folder, tmp_path, 
     monkeypatch.setattr(export, "open_export", lambda *args: (wrong, metadata_of(trained)))
     if chaotic:
         monkeypatch.setattr(export, "load_trained", lambda *args, **options: replace(trained, model=Chaos()))
-    with pytest.raises(ConvolveError, match=f"model.pt2: logits differ .* nothing was written; .*{remedy}"):
+    with pytest.raises(ExportDiffersError, match=f"model.pt2: logits differ .* was written; .*{remedy}") as found:
         export.export(run_folder, "pt2", SilentConsole(), output=tmp_path / "model.pt2")
+    assert (found.value.sensitivity > export.TOLERANCE) == chaotic
     assert not list(tmp_path.iterdir())
 
 

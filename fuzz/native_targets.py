@@ -33,6 +33,7 @@ from convolve.kernels import (
 )
 from convolve.kernels.binding import Kernel
 from convolve.kernels.build import Unavailable
+from convolve.layers.blocks import same_padding
 from convolve.numerics.formats import BF16, FP16
 from convolve.numerics.half_accumulation import Convolution
 from convolve.numerics.rounding import Grid
@@ -97,9 +98,13 @@ def run_depthwise(data: bytes) -> None:
         and depthwise.supports(channels, size, stride)
         and depthwise.can_run(x, weight)
     ):
+        before, pads = None, (size // 2,) * 4
+        if draw.integer(0, 1):
+            vertical, horizontal = (same_padding(side, size, stride) for side in x.shape[2:])
+            before, pads = (vertical[0], horizontal[0]), (*horizontal, *vertical)
         _compare(
-            lambda x, weight: depthwise.convolve(x, weight, stride),
-            lambda x, weight: functional.conv2d(x, weight, None, stride, size // 2, groups=channels),
+            lambda x, weight: depthwise.convolve(x, weight, stride, before),
+            lambda x, weight: functional.conv2d(functional.pad(x, pads), weight, None, stride, groups=channels),
             x,
             weight,
         )
@@ -134,10 +139,23 @@ def run_conv_pool(data: bytes) -> None:
     assert leaf.grad is not None and bool(torch.isfinite(leaf.grad).all())
 
 
+def _normalize(
+    x: Tensor, weight: Tensor, bias: Tensor, frozen: Tensor | None, activation: batch_norm.Activation
+) -> Tensor:
+    """Return the native result, after its backward pass, whose memory the sanitizers check."""
+    leaf = x.clone().requires_grad_()
+    if frozen is None:
+        y = batch_norm.normalize(leaf, weight, bias, 1e-3, activation)[0]
+    else:
+        y = batch_norm.normalize_frozen(leaf, weight, bias, frozen, 1e-3, activation)
+    torch.autograd.backward(y.sum())
+    return y.detach()
+
+
 def run_batch_norm(data: bytes) -> None:
     """Compare batch norm with torch's in float64; that of float32 loses digits if the variance is small."""
     draw = Numbers(data)
-    channels, activation = draw.integer(1, 200), ("none", "relu")[draw.integer(0, 1)]
+    channels, activation = draw.integer(1, 200), batch_norm.ACTIVATIONS[draw.integer(0, 3)]
     x = draw.tensor(draw.integer(1, 4), channels, draw.integer(1, 12), draw.integer(1, 12), spread=draw.integer(1, 100))
     weight, bias = draw.tensor(channels), draw.tensor(channels)
     if (
@@ -146,9 +164,13 @@ def run_batch_norm(data: bytes) -> None:
         or not batch_norm.can_run(x, weight, bias)
     ):
         return
-    exact = functional.batch_norm(x.double(), None, None, weight.double(), bias.double(), training=True, eps=1e-3)
-    ours = batch_norm.normalize(x, weight, bias, 1e-3, activation)[0]
-    _require_close(ours.detach(), exact.relu() if activation == "relu" else exact, 1e-3)
+    frozen = draw.tensor(2, channels).square() if draw.integer(0, 1) else None
+    statistics = (None, None) if frozen is None else frozen.double()
+    exact = functional.batch_norm(
+        x.double(), *statistics, weight.double(), bias.double(), training=frozen is None, eps=1e-3
+    )
+    activate = {"none": torch.clone, "relu": functional.relu, "silu": functional.silu, "relu6": functional.relu6}
+    _require_close(_normalize(x, weight, bias, frozen, activation), activate[activation](exact), 1e-3)
 
 
 def run_resize(data: bytes) -> None:

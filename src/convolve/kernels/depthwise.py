@@ -17,7 +17,8 @@ from convolve.kernels.binding import INT, LONG, POINTER, Kernel, Signatures, add
 from convolve.kernels.build import Unavailable
 
 KERNEL_SIZES, STRIDES = (3, 5), (1, 2)
-_Sizes = LONG * 8  # images, height, width, channels, kernel size, stride, output height and width: `shape` in C
+# Images, height, width, channels, kernel size, stride, output height and width, missing zeros: `shape` in C.
+_Sizes = LONG * 10
 _SIZES = ctypes.POINTER(_Sizes)
 _SIGNATURES = Signatures(forward=(_SIZES, *[POINTER] * 4), backward=(_SIZES, *[POINTER] * 6), scratch=(_SIZES, INT))
 
@@ -40,24 +41,29 @@ def can_run(x: Tensor, weight: Tensor) -> bool:
     return are_plain(x, weight)
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Convolve each channel with its filter, with padding that keeps the size at stride 1. Returns channels-last."""
+def convolve(x: Tensor, weight: Tensor, stride: int, before: tuple[int, int] | None = None) -> Tensor:
+    """Convolve each channel with its filter, with padding that keeps the size at stride 1. Returns channels-last.
+
+    `before` has the zeros above and on the left, if they are fewer than half the filter; possible with stride 2 only.
+    """
     channels, size = weight.shape[0], weight.shape[-1]
     assert x.shape[1] == channels and supports(channels, size, stride), f"{tuple(weight.shape)}: not for native code"
-    out: Tensor = _Depthwise.apply(x, weight, stride)  # type: ignore[no-untyped-call]
+    missing = tuple(size // 2 - zeros for zeros in before or (size // 2, size // 2))
+    assert all(0 <= zeros < stride for zeros in missing), f"padding {before}: not for native code"
+    out: Tensor = _Depthwise.apply(x, weight, stride, missing)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Depthwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        kernel, x, sizes = binding.require(load()), dense(x), _sizes(x, weight, stride)
-        y = torch.empty((len(x), len(weight), *sizes[-2:]), memory_format=torch.channels_last)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, missing: tuple[int, int]) -> Tensor:
+        kernel, x, sizes = binding.require(load()), dense(x), _sizes(x, weight, stride, missing)
+        y = torch.empty((len(x), len(weight), *sizes[6:8]), memory_format=torch.channels_last)
         taps, threads = _by_tap(weight), torch.get_num_threads()
         scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
         kernel.forward(sizes, *addresses(x, taps, y, scratch), threads, kernel.parallel)
         ctx.save_for_backward(x, weight)
-        ctx.stride = stride
+        ctx.settings = stride, missing
         return y
 
     @staticmethod
@@ -65,20 +71,20 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         if not len(x):  # the kernel sums over images, starting with the first
-            return torch.zeros_like(x), torch.zeros_like(weight), None
-        kernel, g, sizes = binding.require(load()), dense(gradients[0]), _sizes(x, weight, ctx.stride)
+            return torch.zeros_like(x), torch.zeros_like(weight), None, None
+        kernel, g, sizes = binding.require(load()), dense(gradients[0]), _sizes(x, weight, *ctx.settings)
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         taps = _by_tap(weight)
         dw, threads = torch.empty_like(taps), torch.get_num_threads()
         scratch = torch.empty(kernel.scratch(sizes, threads), dtype=torch.uint8)
         kernel.backward(sizes, *addresses(x, taps, g, dx, dw, scratch), threads, kernel.parallel)
-        return dx, dw.T.reshape(weight.shape), None
+        return dx, dw.T.reshape(weight.shape), None, None
 
 
-def _sizes(x: Tensor, weight: Tensor, stride: int) -> Any:
+def _sizes(x: Tensor, weight: Tensor, stride: int, missing: tuple[int, int]) -> Any:
     images, channels, height, width = x.shape
     outputs = ((side - 1) // stride + 1 for side in (height, width))
-    return _Sizes(images, height, width, channels, weight.shape[-1], stride, *outputs)
+    return _Sizes(images, height, width, channels, weight.shape[-1], stride, *outputs, *missing)
 
 
 def _by_tap(weight: Tensor) -> Tensor:

@@ -23,8 +23,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.blocks import SamePadConv2d
 from convolve.layers.hooks import has_hooks
-from convolve.layers.native import ConvPoolReLU, DepthwiseConv2d, NativeBatchNorm2d, WinogradConv2d
+from convolve.layers.native import (
+    ConvPoolReLU,
+    DepthwiseConv2d,
+    NativeBatchNorm2d,
+    SameDepthwiseConv2d,
+    WinogradConv2d,
+)
+
+_CONVOLUTIONS = (nn.Conv2d, SamePadConv2d, ConvPoolReLU, WinogradConv2d, DepthwiseConv2d, SameDepthwiseConv2d)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -98,8 +107,7 @@ def _is_plain_norm(module: nn.Module | None) -> TypeGuard[nn.BatchNorm2d]:
 
 
 def _is_plain_conv(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
-    plain = type(module) in (nn.Conv2d, ConvPoolReLU, WinogradConv2d, DepthwiseConv2d)
-    return module is not None and plain and not has_hooks(module)
+    return module is not None and type(module) in _CONVOLUTIONS and not has_hooks(module)
 
 
 def _fold(norm: nn.BatchNorm2d, node: fx.Node, graph: _Graph) -> bool:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convolve.layers.blocks import SamePadConv2d, same_padding
-from convolve.layers.native import DepthwiseConv2d, WinogradConv2d
+from convolve.layers.native import DepthwiseConv2d, SameDepthwiseConv2d, WinogradConv2d
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _ATTRIBUTES = {nn.ReLU: ("relu", []), nn.ReLU6: ("hardtanh", [0.0, 6.0]), type(None): ("none", [])}
-_PLAIN = (nn.Conv2d, SamePadConv2d, DepthwiseConv2d, WinogradConv2d)
+_PLAIN = (nn.Conv2d, SamePadConv2d, DepthwiseConv2d, SameDepthwiseConv2d, WinogradConv2d)
 
 
 class FusedConv2d(nn.Module):

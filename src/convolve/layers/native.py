@@ -22,11 +22,12 @@ from convolve.kernels.binding import Kernel
 from convolve.kernels.build import Unavailable
 from convolve.kernels.conv_pool import Geometry, conv_pool_relu
 from convolve.layers.batch_norm import BatchNorm2d
+from convolve.layers.blocks import SamePadConv2d, same_padding
 from convolve.layers.chain import FusingLayer, run_chain
 from convolve.layers.hooks import has_hooks
 
 MIN_NORM_ELEMENTS = 1 << 15  # elements from which the native batch norm is faster
-ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn.SiLU: "silu"}
+ACTIVATIONS: dict[type[nn.Module], batch_norm.Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ConvPoolReLU(FusingLayer, nn.Conv2d):
 
 
 class NativeBatchNorm2d(FusingLayer, BatchNorm2d):
-    """A batch norm that can compute the ReLU or SiLU after it, in training."""
+    """A batch norm that can compute the activation after it, in passes that have gradients."""
 
     replaces: ClassVar[type[nn.Module]] = BatchNorm2d
 
@@ -82,13 +83,22 @@ class NativeBatchNorm2d(FusingLayer, BatchNorm2d):
 
     def _can_run(self, x: Tensor) -> bool:
         return (
-            self.training
-            and self._span is None
+            batch_norm.can_run(x, self.weight, self.bias)
             and x.numel() >= MIN_NORM_ELEMENTS
-            and batch_norm.can_run(x, self.weight, self.bias)
+            and self._span is None
+            and (self.training or self._learns_with_frozen_statistics())
         )
 
+    def _learns_with_frozen_statistics(self) -> bool:
+        """Judge by the weight: whether the input has a gradient depends on where a pipeline is cut."""
+        learns = torch.is_grad_enabled() and self.weight.requires_grad and not _is_traced()
+        return learns and self.running_mean is not None and self.running_mean.dtype == torch.float32
+
     def _run_native(self, x: Tensor, activation: batch_norm.Activation) -> Tensor:
+        if not self.training:
+            assert self.running_mean is not None and self.running_var is not None, "statistics are tracked"
+            statistics = torch.stack((self.running_mean, self.running_var))
+            return batch_norm.normalize_frozen(x, self.weight, self.bias, statistics, self.eps, activation)
         out, statistics = batch_norm.normalize(x, self.weight, self.bias, self.eps, activation)
         self._add_statistics(x, statistics, 1.0)
         return out
@@ -114,6 +124,21 @@ class DepthwiseConv2d(nn.Conv2d):
         if not depthwise.can_run(x, self.weight):
             return super().forward(x)
         return _add_bias(depthwise.convolve(x, self.weight, self.stride[0]), self.bias)
+
+
+class SameDepthwiseConv2d(SamePadConv2d):
+    """The same with TensorFlow's padding."""
+
+    replaces: ClassVar[type[nn.Module]] = SamePadConv2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not depthwise.can_run(x, self.weight):
+            return super().forward(x)
+        top, left = (
+            same_padding(side, kernel, stride)[0]
+            for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        )
+        return _add_bias(depthwise.convolve(x, self.weight, self.stride[0], (top, left)), self.bias)
 
 
 class ChainSequential(nn.Sequential):
@@ -221,20 +246,29 @@ def _match_3x3(modules: Sequence[nn.Module]) -> int:
 
 def _match_depthwise(modules: Sequence[nn.Module]) -> int:
     conv = modules[0]
-    if not _is_plain_conv(conv, DepthwiseConv2d):
-        return 0
+    return int(_is_plain_conv(conv, DepthwiseConv2d) and _is_square_depthwise(conv))
+
+
+def _match_same_depthwise(modules: Sequence[nn.Module]) -> int:
+    conv = modules[0]
+    return int(_is_plain_conv(conv, SameDepthwiseConv2d, SamePadConv2d) and _is_square_depthwise(conv))
+
+
+def _is_square_depthwise(conv: nn.Conv2d) -> bool:
     (height, width), (stride, across) = conv.kernel_size, _as_pair(conv.stride)
-    return int(
+    return (
         conv.groups == conv.in_channels == conv.out_channels
         and (height, stride) == (width, across)
         and conv.padding == (height // 2, height // 2)
     )
 
 
-def _is_plain_conv(module: nn.Module, native: type[nn.Module]) -> TypeGuard[nn.Conv2d]:
+def _is_plain_conv(
+    module: nn.Module, native: type[nn.Module], layer: type[nn.Module] = nn.Conv2d
+) -> TypeGuard[nn.Conv2d]:
     return (
         isinstance(module, nn.Conv2d)
-        and type(module) in (nn.Conv2d, native)
+        and type(module) in (layer, native)
         and module.dilation == (1, 1)
         and module.padding_mode == "zeros"
     )
@@ -287,4 +321,5 @@ PATTERNS = (
     KernelPattern(batch_norm.load, _match_batch_norm, lambda norm: True, NativeBatchNorm2d),
     KernelPattern(winograd.load, _match_3x3, _supports_3x3, WinogradConv2d),
     KernelPattern(depthwise.load, _match_depthwise, _supports_depthwise, DepthwiseConv2d),
+    KernelPattern(depthwise.load, _match_same_depthwise, _supports_depthwise, SameDepthwiseConv2d),
 )

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from convolve.distributed.batch_norm_span import NoSpan
 from convolve.kernels import batch_norm
-from convolve.kernels.batch_norm import ACTIVATIONS, normalize
+from convolve.kernels.batch_norm import ACTIVATIONS, normalize, normalize_frozen
 from convolve.kernels.build import Unavailable
 from convolve.layers.batch_norm import BatchNorm2d
 from convolve.layers.native import MIN_NORM_ELEMENTS, use_native_layers
@@ -38,9 +38,27 @@ def native(activation):
     return lambda x, weight, bias: normalize(x, weight, bias, EPS, activation)[0]
 
 
+TORCH = {"none": lambda y: y, "relu": functional.relu, "silu": functional.silu, "relu6": functional.relu6}
+
+
 def layers(activation):
-    activate = {"none": lambda y: y, "relu": functional.relu, "silu": functional.silu}[activation]
+    activate = TORCH[activation]
     return lambda x, weight, bias: activate(functional.batch_norm(x, None, None, weight, bias, True, 0.0, EPS))
+
+
+def draw_statistics(channels):
+    random = torch.Generator().manual_seed(4)
+    return torch.stack((torch.randn(channels, generator=random), torch.rand(channels, generator=random) + 0.1))
+
+
+def frozen_native(activation, statistics):
+    return lambda x, weight, bias: normalize_frozen(x, weight, bias, statistics, EPS, activation)
+
+
+def frozen_layers(activation, statistics):
+    mean, variance = statistics.double()
+    activate = TORCH[activation]
+    return lambda x, weight, bias: activate(functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, EPS))
 
 
 def distance(one, other):
@@ -75,6 +93,21 @@ def test_every_number_of_channels_equals_torch(activation):
             assert distance(one, other) < 1e-5, f"{name} with {channels} channels"
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_frozen_statistics_give_the_results_of_torch(activation):
+    for shape in [
+        *((3, channels, 5, 4) for channels in range(1, 71)),
+        (2, 2, 1, 1),
+        (64, 20, 12, 12),
+        (8, 130, 16, 16),
+    ]:
+        given, statistics = draw(shape, seed=2), draw_statistics(shape[1])
+        ours = learn(frozen_native(activation, statistics), given)
+        theirs = learn(frozen_layers(activation, statistics), [tensor.double() for tensor in given])
+        for name, one, other in zip(("y", "dx", "dw", "db"), ours, theirs, strict=True):
+            assert distance(one, other) < 1e-5, f"{name} of {shape}"
+
+
 @pytest.mark.parametrize("shape", [(64, 20, 12, 12), (1, 3, 3, 4), (9, 5, 1, 1), (33, 7, 9, 11), (8, 130, 16, 16)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_all_shapes_equal_torch(shape, activation):
@@ -93,6 +126,10 @@ def test_vector_widths_of_other_machines_equal_torch(lanes, monkeypatch):
         for activation in ACTIVATIONS:
             ours = learn(native(activation), given)
             theirs = learn(layers(activation), [tensor.double() for tensor in given])
+            assert all(distance(one, other) < 1e-5 for one, other in zip(ours, theirs, strict=True))
+            frozen = draw_statistics(channels)
+            ours = learn(frozen_native(activation, frozen), given)
+            theirs = learn(frozen_layers(activation, frozen), [tensor.double() for tensor in given])
             assert all(distance(one, other) < 1e-5 for one, other in zip(ours, theirs, strict=True))
 
 
@@ -163,11 +200,12 @@ def test_channels_first_gives_the_same_bits():
 
 
 def test_one_and_two_threads_give_the_same_bits(threads):
-    found = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        found.append(bits(learn(native("relu"), draw((37, 21, 13, 11)))))
-    assert found[0] == found[1] == found[2]
+    for run in (native("relu"), frozen_native("relu6", draw_statistics(21))):
+        found = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(bits(learn(run, draw((37, 21, 13, 11)))))
+        assert found[0] == found[1] == found[2]
 
 
 def test_a_nan_spoils_its_channel_and_no_other():
@@ -186,8 +224,9 @@ def test_a_constant_channel_gives_its_bias():
     assert y[0, :, 0, 0].tolist() == [1.0, -1.0, 0.5]
 
 
-def test_no_memory_outside_the_buffers_is_touched():
-    kernel = batch_norm.load()
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_no_memory_outside_the_buffers_is_touched(frozen):
+    kernel, relu = batch_norm.load(), ACTIVATIONS.index("relu")
     for rows, c in ((1000, 20), (7, 3), (65, 17), (4096, 16), (5, 1)):
         sizes = {"y": rows * c, "found": 3 * c, "dx": rows * c, "dw": c, "db": c}
         made = {name: torch.full((size + 32,), 77.0) for name, size in sizes.items()}
@@ -195,10 +234,10 @@ def test_no_memory_outside_the_buffers_is_touched():
         at = {name: tensor.data_ptr() + 64 for name, tensor in made.items()}
         x, g, w, b = torch.randn(rows * c), torch.randn(rows * c), torch.randn(c), torch.randn(c)
         given = [tensor.data_ptr() for tensor in (x, w, b)]
-        kernel.forward(rows, c, 1, EPS, *given, at["y"], at["found"], at["memory"], 2, kernel.parallel)
+        kernel.forward(rows, c, relu, frozen, EPS, *given, at["y"], at["found"], at["memory"], 2, kernel.parallel)
         given = [tensor.data_ptr() for tensor in (x, g, w, b)]
         results = [at[name] for name in ("found", "dx", "dw", "db", "memory")]
-        kernel.backward(rows, c, 1, *given, *results, 2, kernel.parallel)
+        kernel.backward(rows, c, relu, frozen, *given, *results, 2, kernel.parallel)
         for name, tensor in made.items():
             assert tensor[:16].eq(77).all() and tensor[-16:].eq(77).all(), (name, rows, c)
 
@@ -254,10 +293,28 @@ def test_a_layer_in_native_code_leaves_the_same_statistics_behind():
         assert distance(norms[1].get_buffer(name), buffer) < 1e-5
 
 
+def test_a_layer_with_frozen_statistics_learns_in_native_code():
+    x = draw((16, 12, 16, 16))[0]
+    norms = [BatchNorm2d(12).eval(), BatchNorm2d(12).eval()]
+    for norm in norms:
+        norm.running_mean.copy_(draw_statistics(12)[0])
+        norm.running_var.copy_(draw_statistics(12)[1])
+    use_native_layers(norms[1])
+    outputs = [norm(x) for norm in norms]
+    for output in outputs:
+        output.square().sum().backward()
+    assert "_BatchNorm" in type(outputs[1].grad_fn).__name__ and distance(outputs[1], outputs[0]) < 1e-5
+    assert distance(norms[1].weight.grad, norms[0].weight.grad) < 1e-5
+    norms[1].requires_grad_(False)
+    assert "_BatchNorm" not in type(norms[1](x.clone().requires_grad_()).grad_fn).__name__
+
+
 def test_a_layer_leaves_small_inputs_spans_and_evaluation_to_torch():
     norm = BatchNorm2d(4).train()
     use_native_layers(norm)
     assert "Native" in type(norm(torch.randn(2, 4, 3, 3)).grad_fn).__name__
     norm.sync(NoSpan())
     assert "_BatchNorm" not in type(norm(draw((64, 4, 16, 16))[0]).grad_fn).__name__
-    assert "_BatchNorm" not in type(norm.eval()(draw((64, 4, 16, 16))[0]).grad_fn).__name__
+    with torch.no_grad():
+        x = draw((64, 4, 16, 16))[0]
+        assert torch.equal(norm.eval()(x), BatchNorm2d(4).eval()(x))

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch.func import functional_call
 from torch.nn import functional
 
 from convolve.kernels import depthwise
 from convolve.kernels.build import Unavailable
 from convolve.kernels.depthwise import _Sizes, convolve, load, supports
+from convolve.layers.blocks import SamePadConv2d, same_padding
 
 pytestmark = pytest.mark.skipif(isinstance(load(), Unavailable), reason="no native code on this machine")
 
@@ -51,6 +53,37 @@ def test_values_and_gradients_are_those_of_torch(side, stride, shape):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-6 * other.abs().max().item())
 
 
+def convolve_same(x, weight, stride):
+    return convolve(x, weight, stride, starts(x, weight, stride))
+
+
+def starts(x, weight, stride):
+    return tuple(same_padding(side, weight.shape[-1], stride)[0] for side in x.shape[2:])
+
+
+def convolve_same_by_torch(x, weight, stride):
+    layer = SamePadConv2d(len(weight), len(weight), weight.shape[-1], stride, groups=len(weight), bias=False)
+    return functional_call(layer, {"weight": weight}, (x,))
+
+
+@pytest.mark.parametrize(("side", "stride"), KINDS)
+@pytest.mark.parametrize("shape", [(3, 16, 9, 12), (3, 32, 12, 9), (9, 48, 4, 4), (2, 16, 1, 2), (2, 16, 2, 31)])
+def test_the_padding_of_tensorflow_is_understood(side, stride, shape):
+    x, weight = draw(*shape, side)
+    ours = learn(convolve_same, x, weight, stride)
+    theirs = learn(convolve_same_by_torch, x.double(), weight.double(), stride)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-6 * other.abs().max().item())
+
+
+def test_a_padding_that_c_cannot_compute_is_rejected():
+    x, weight = draw(1, 16, 8, 8, 3)
+    for stride, before in ((1, (0, 1)), (2, (1, 2)), (2, (-1, 1))):
+        with pytest.raises(AssertionError, match="not for native code"):
+            convolve(x, weight, stride, before)
+
+
 @pytest.mark.parametrize(("side", "stride"), KINDS)
 def test_results_do_not_depend_on_the_number_of_threads(side, stride, threads):
     x, weight = draw(10, 48, 8, 6, side)
@@ -89,23 +122,25 @@ def test_a_frozen_input_has_no_gradient():
     assert x.grad is None and weight.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("run", [convolve_by_torch, convolve_same_by_torch])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize(("side", "stride"), KINDS)
-def test_no_memory_outside_the_buffers_is_touched(lanes, side, stride):
+def test_no_memory_outside_the_buffers_is_touched(run, lanes, side, stride):
     """Every tensor lies between guards, and scratch memory starts as NaN, which exposes unwritten values."""
     kernel = load(f"-DLANES={lanes}")
     assert kernel.constant("lanes") == lanes
     images, channels, height, width = 3, 3 * lanes, 7, 10
     x, weight = draw(images, channels, height, width, side)
-    y, _, _ = expected = learn(convolve_by_torch, x, weight, stride)
+    y, _, _ = expected = learn(run, x, weight, stride)
+    missing = [0, 0] if run is convolve_by_torch else [side // 2 - zeros for zeros in starts(x, weight, stride)]
     g = torch.randn(y.shape, generator=torch.Generator().manual_seed(7)).contiguous(memory_format=torch.channels_last)
-    sizes = _Sizes(images, height, width, channels, side, stride, *y.shape[-2:])
+    sizes = _Sizes(images, height, width, channels, side, stride, *y.shape[-2:], *missing)
     taps = weight.reshape(channels, -1).T.contiguous()
     scratch = guarded(kernel.scratch(sizes, 1) // 4)
     made = [guarded(tensor.numel()) for tensor in expected]
-    starts = [memory[GUARD:].data_ptr() for memory in (*made, scratch)]
-    kernel.forward(sizes, x.data_ptr(), taps.data_ptr(), starts[0], starts[3], 1, None)
-    kernel.backward(sizes, x.data_ptr(), taps.data_ptr(), g.data_ptr(), *starts[1:], 1, None)
+    at = [memory[GUARD:].data_ptr() for memory in (*made, scratch)]
+    kernel.forward(sizes, x.data_ptr(), taps.data_ptr(), at[0], at[3], 1, None)
+    kernel.backward(sizes, x.data_ptr(), taps.data_ptr(), g.data_ptr(), *at[1:], 1, None)
     for memory in (*made, scratch):
         assert memory[:GUARD].eq(MARK).all() and memory[-GUARD:].eq(MARK).all()
     dw = made[2][GUARD:-GUARD].view(-1, channels).T.reshape(weight.shape)

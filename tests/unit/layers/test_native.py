@@ -11,7 +11,14 @@ from convolve.config.schema import ModelConfig
 from convolve.kernels import binding, winograd
 from convolve.kernels.build import Unavailable
 from convolve.layers.fold import fold_batch_norms
-from convolve.layers.native import DepthwiseConv2d, WinogradConv2d, explain_missing, use_native_layers
+from convolve.layers.native import (
+    DepthwiseConv2d,
+    NativeBatchNorm2d,
+    SameDepthwiseConv2d,
+    WinogradConv2d,
+    explain_missing,
+    use_native_layers,
+)
 from convolve.models import registry
 from convolve.models.network import freeze
 
@@ -65,6 +72,26 @@ def test_the_rewritten_model_computes_the_same_function():
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
     for one, other in zip(plain.parameters(), native.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3 * one.grad.abs().max().item())
+
+
+def test_a_model_with_frozen_statistics_and_the_padding_of_tensorflow_learns_the_same():
+    plain = build("efficientnet-lite0").eval()
+    native = copy.deepcopy(plain)
+    named = use_native_layers(native)
+    kinds = {type(native.get_submodule(name)) for name in named}
+    assert {SameDepthwiseConv2d, DepthwiseConv2d, NativeBatchNorm2d} <= kinds
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3)).contiguous(
+        memory_format=torch.channels_last
+    )
+    outputs = [network(x) for network in (plain, native)]
+    for output in outputs:
+        output.square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=1e-3 * outputs[0].abs().max().item())
+    for one, other in zip(plain.parameters(), native.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3 * one.grad.abs().max().item())
+    folded = fold_batch_norms(native)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(x), outputs[0], rtol=1e-3, atol=1e-3 * outputs[0].abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["efficientnet-cifar", "mobilenet-v2", "mobilenet-v3-small"])

@@ -1,6 +1,7 @@
 /* Activations of a vector y, and the gradient of y from the gradient g of the result. Selected by number.
  *
  *     relu     y if y > 0, else 0               g if y > 0, else 0
+ *     relu6    6 if y > 6, else relu            g if 0 < y < 6, else 0
  *     silu     y s  with  s = 1 / (1 + e^-y)    g s (1 + y (1 - s))
  *
  * e^x is 2^n e^r with n = x / ln 2, rounded, and e^r as its series up to r^7: |r| is below 0.35, so the truncation
@@ -8,7 +9,9 @@
  */
 #include "simd.h"
 
-enum { NONE, RELU, SILU };
+enum { NONE, RELU, SILU, RELU6 };
+
+#define MOST 6.0f /* of relu6 */
 
 #define MAX_EXPONENT 87.0f
 #define TO_INTEGER 12582912.0f /* 1.5 x 2^23: adding this to a float rounds it to an integer */
@@ -33,6 +36,7 @@ INLINE vector exponential(vector x) {
 INLINE vector activated(const int kind, vector y) {
     if (kind == RELU) return mask(~(y <= 0), y);
     if (kind == SILU) return y / (1 + exponential(-y));
+    if (kind == RELU6) return blend(y > MOST, (vector){0} + MOST, mask(~(y <= 0), y));
     return y;
 }
 
@@ -42,5 +46,6 @@ INLINE vector let_through(const int kind, vector y, vector g) {
         vector s = 1 / (1 + exponential(-y));
         return g * (s * (1 + y * (1 - s)));
     }
+    if (kind == RELU6) return mask(~((y <= 0) | (y >= MOST)), g);
     return g;
 }

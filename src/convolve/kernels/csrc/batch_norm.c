@@ -1,4 +1,4 @@
-/* Batch norm in training, optionally followed by an activation, and its gradients; float32, channels last.
+/* Batch norm while training, optionally followed by an activation, and its gradients; float32, channels last.
  *
  * The arithmetic, for the n values x of one channel, with weight w and bias b:
  *
@@ -8,6 +8,8 @@
  * and for a gradient g of y, after the activation's backward pass (which recomputes y; nothing is saved):
  *
  *     db = sum(g)      dw = r sum(g (x - mean))      dx = w r (g - db / n - (x - mean) r dw / n)
+ *
+ * Frozen statistics are given, and constant: dx = w r g, computed in the pass that sums db and dw.
  *
  * Mean and variance are computed in one pass over blocks of m values, from d = x - s with a shift s for each block,
  * and added in double for the first value x0 of the channel, with t = s - x0:
@@ -177,6 +179,7 @@ static void add_lines_of(const job *work, int64_t first, int64_t end, float *nea
     switch (work->activation) {
     case NONE: add_lines(NONE, work, first, end, sums); break;
     case RELU: add_lines(RELU, work, first, end, sums); break;
+    case RELU6: add_lines(RELU6, work, first, end, sums); break;
     default: add_lines(SILU, work, first, end, sums);
     }
 }
@@ -247,6 +250,7 @@ static void write_lines_of(const job *work, int64_t first, int64_t end) {
     switch (work->activation) {
     case NONE: write_lines(NONE, work, first, end); break;
     case RELU: write_lines(RELU, work, first, end); break;
+    case RELU6: write_lines(RELU6, work, first, end); break;
     default: write_lines(SILU, work, first, end);
     }
 }
@@ -266,6 +270,26 @@ static void run_results(void *argument) {
             write_lines_of(work, i * block, min((i + 1) * block, lines));
         else if (has_rest(&work->s))
             write_rest(work);
+}
+
+/* Both passes of a gradient at once, block by block: with frozen statistics, dx does not depend on the sums. */
+static void run_frozen_gradient(void *argument) {
+    job *work = argument;
+    const shape *s = &work->s;
+    int64_t groups = groups_of(s), width = width_of(s), block = BLOCK_FLOATS / width + 1;
+    for (int64_t i; (i = fetch_add(&work->team.next)) < groups;) {
+        int64_t end = s->lines * (i + 1) / groups;
+        double *sums = work->sums + 2 * i * width;
+        memset(sums, 0, 16 * width);
+        for (int64_t first = s->lines * i / groups; first < end; first += block) {
+            add_lines_of(work, first, min(first + block, end), NULL, sums);
+            write_lines_of(work, first, min(first + block, end));
+        }
+        if (i == groups - 1 && has_rest(s)) {
+            add_rest(work, sums);
+            write_rest(work);
+        }
+    }
 }
 
 /* Size of the sums, the shifts and eight lines, in bytes. Nothing that grows with the channels is on the stack: threads have small
@@ -294,29 +318,37 @@ static void place_constants(job *work, const float *mean, const float *r, const 
     tile_channels(&work->s, b, work->shift);
 }
 
-/* `stats` receives the means, the unbiased variances and r, one after the other. */
-int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, double epsilon, const float *x, const float *w,
-                                const float *b, float *y, float *stats, char *scratch, int threads,
+/* Write the means, the unbiased variances and r of the batch. */
+static void measure(job *work, double epsilon, float *stats) {
+    int64_t rows = work->s.rows, c = work->s.c;
+    tile_channels(&work->s, work->x, work->center);
+    run_on_team(&work->team, run_sums, work);
+    add_groups(work);
+    for (int64_t i = 0; i < c; i++) {
+        double off = work->sums[i] / rows, difference = work->sums[width_of(&work->s) + i] / rows - off * off;
+        double variance = difference < 0 ? 0 : difference; /* keeps NaN */
+        stats[i] = (float)(work->x[i] + off);
+        stats[c + i] = (float)(variance * rows / (rows > 1 ? rows - 1 : 1));
+        stats[2 * c + i] = (float)(1 / sqrt(variance + epsilon));
+    }
+}
+
+/* `stats` has the means, the variances and r, one after the other. With frozen statistics the first two are given, else
+ * this writes them. */
+int convolve_batch_norm_forward(int64_t rows, int64_t c, int activation, int frozen, double epsilon, const float *x,
+                                const float *w, const float *b, float *y, float *stats, char *scratch, int threads,
                                 parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .out = y};
     work.team = team_of(&work.s, threads, parallel);
     layout_scratch(&work, scratch);
-    tile_channels(&work.s, x, work.center);
-    run_on_team(&work.team, run_sums, &work);
-    add_groups(&work);
-    for (int64_t i = 0; i < c; i++) {
-        double off = work.sums[i] / rows, difference = work.sums[width_of(&work.s) + i] / rows - off * off;
-        double variance = difference < 0 ? 0 : difference; /* keeps NaN */
-        stats[i] = (float)(x[i] + off);
-        stats[c + i] = (float)(variance * rows / (rows > 1 ? rows - 1 : 1));
-        stats[2 * c + i] = (float)(1 / sqrt(variance + epsilon));
-    }
+    if (!frozen) measure(&work, epsilon, stats);
+    for (int64_t i = 0; frozen && i < c; i++) stats[2 * c + i] = (float)(1 / sqrt(stats[c + i] + epsilon));
     place_constants(&work, stats, stats + 2 * c, w, b);
     run_on_team(&work.team, run_results, &work);
     return 0;
 }
 
-int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const float *x, const float *g,
+int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, int frozen, const float *x, const float *g,
                                  const float *w, const float *b, const float *stats, float *dx, float *dw, float *db,
                                  char *scratch, int threads, parallel_fn parallel) {
     job work = {.s = shape_of(rows, c), .activation = activation, .x = x, .g = g, .out = dx};
@@ -325,7 +357,8 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const 
     layout_scratch(&work, scratch);
     float *along = work.along, *plain = along + width_of(&work.s);
     place_constants(&work, stats, r, w, b);
-    run_on_team(&work.team, run_sums, &work);
+    memset(along, 0, 8 * width_of(&work.s));
+    run_on_team(&work.team, frozen ? run_frozen_gradient : run_sums, &work);
     add_groups(&work);
     for (int64_t i = 0; i < c; i++) {
         double sum = work.sums[i], dot = work.sums[width_of(&work.s) + i] * r[i];
@@ -334,6 +367,7 @@ int convolve_batch_norm_backward(int64_t rows, int64_t c, int activation, const 
         plain[i] = (float)(w[i] * r[i] * sum / rows);
         along[i] = (float)(w[i] * r[i] * r[i] * dot / rows);
     }
+    if (frozen) return 0;
     tile_channels(&work.s, along, along);
     tile_channels(&work.s, plain, plain);
     run_on_team(&work.team, run_results, &work);

@@ -6,6 +6,8 @@
  *     dw[p][q] = sum of g[i][j] x[s i + p - e][s j + q - e]                      over all images and i, j
  *     dx[a][b] = sum of w[p][q] g[i][j]     over all that have s i + p - e = a and s j + q - e = b
  *
+ * TensorFlow's padding has e - 1 zeros above or on the left if the stride is 2 and the side is even; e is e - 1 there.
+ *
  * With stride 1, dx is the convolution of g with the filter rotated by 180 degrees; with stride 2, each g is scattered
  * to the pixels that it came from.
  *
@@ -24,9 +26,10 @@
 #define GROUPS 8  /* of images, maximum */
 #define COLUMNS 3 /* of a result that are computed together */
 
-/* Images, height, width, channels; filter size, stride; output height, width. */
+/* Images, height, width, channels; filter size, stride; output height, width; zeros that are missing above and on the
+ * left, 0 or 1. */
 typedef struct {
-    int64_t n, h, w, c, k, stride, oh, ow;
+    int64_t n, h, w, c, k, stride, oh, ow, above, left;
 } shape;
 
 typedef struct {
@@ -45,6 +48,8 @@ INLINE int64_t edge_of(const shape *s) { return s->k / 2; }
 INLINE int64_t edge_of_gradient(const shape *s) { return s->stride == 1 ? edge_of(s) : 0; }
 INLINE int64_t copy_size(int64_t h, int64_t w, int64_t edge) { return (h + 2 * edge) * (w + 2 * edge) * PIXEL; }
 INLINE int64_t image_size(const shape *s) { return copy_size(s->h, s->w, edge_of(s)); }
+INLINE int64_t line_of(const shape *s) { return (s->w + 2 * edge_of(s)) * PIXEL; }
+INLINE int64_t first_of(const shape *s) { return s->above * line_of(s) + s->left * PIXEL; } /* of the first filter */
 INLINE int64_t gradient_size(const shape *s) { return copy_size(s->oh, s->ow, edge_of_gradient(s)); }
 INLINE int64_t workspace_size(const shape *s) { return 2 * image_size(s) + gradient_size(s); }
 INLINE int64_t groups_of(const shape *s) { return min(GROUPS, s->n); }
@@ -123,10 +128,10 @@ INLINE void convolve(const int k, const int stride, const int vectors, const flo
 /* Add one image to the sums of dw, by output row and filter row. */
 INLINE void add_filters(const int k, const int stride, const int vectors, const shape *s, const workspace *ws,
                         float *sums) {
-    int64_t line = (s->w + 2 * edge_of(s)) * PIXEL, edge = edge_of_gradient(s), width = s->ow + 2 * edge;
+    int64_t line = line_of(s), edge = edge_of_gradient(s), width = s->ow + 2 * edge;
     for (int64_t i = 0; i < s->oh; i++)
         for (int p = 0; p < k; p++) {
-            const float *x = ws->image + (i * stride + p) * line;
+            const float *x = ws->image + first_of(s) + (i * stride + p) * line;
             const float *g = ws->gradient + ((i + edge) * width + edge) * PIXEL;
             float *to = sums + p * k * PIXEL;
             vector sum[5][2];
@@ -145,10 +150,10 @@ INLINE void add_filters(const int k, const int stride, const int vectors, const 
 /* Scatter a gradient to the pixels of a zeroed copy. */
 INLINE void hand_out(const int k, const int stride, const int vectors, const shape *s, const workspace *ws,
                      const float *packed) {
-    int64_t line = (s->w + 2 * edge_of(s)) * PIXEL;
+    int64_t line = line_of(s);
     for (int64_t i = 0; i < s->oh; i++)
         for (int p = 0; p < k; p++) {
-            float *to = ws->spread + (i * stride + p) * line;
+            float *to = ws->spread + first_of(s) + (i * stride + p) * line;
             const float *g = ws->gradient + i * s->ow * PIXEL, *w = packed + p * k * PIXEL;
             for (int64_t j = 0; j < s->ow; j++, g += PIXEL, to += stride * PIXEL)
                 for (int v = 0; v < vectors; v++) {
@@ -169,7 +174,7 @@ INLINE void convolve_image(const int k, const int stride, const int vectors, con
     float packed[MAX_TAPS * PIXEL];
     pack(s, work->w + first, 0, vectors, packed);
     copy_in(vectors, work->x + image * s->h * s->w * s->c + first, s->h, s->w, s->c, edge_of(s), ws->image);
-    convolve(k, stride, vectors, ws->image, (s->w + 2 * edge_of(s)) * PIXEL, s->oh, s->ow, s->c, packed,
+    convolve(k, stride, vectors, ws->image + first_of(s), line_of(s), s->oh, s->ow, s->c, packed,
              work->y + image * s->oh * s->ow * s->c + first);
 }
 

@@ -89,6 +89,7 @@ def measure(name: str, seconds: float) -> float:
                     saver=run.outputs.open_saver(),
                     metadata={},
                     logger=logger,
+                    select_by=config.run.select_by,
                 )
             )
             start = time.perf_counter()

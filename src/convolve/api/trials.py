@@ -21,6 +21,7 @@ from convolve.api.callbacks import Callback
 from convolve.api.ranks import encode, take_result
 from convolve.api.run import Run
 from convolve.api.user_code import OBJECTS
+from convolve.config.selection import SelectBy, rank
 from convolve.distributed.launch.local import LAUNCHER_VARIABLE
 from convolve.errors import DivergedError, NumericsError
 from convolve.interpreter import module_command
@@ -43,11 +44,12 @@ class Score:
     value: float
     loss: float
     epoch: float
+    select_by: SelectBy = "accuracy"
 
     @property
     def key(self) -> tuple[float, float]:
         """Larger is better."""
-        return self.value, -self.loss if math.isfinite(self.loss) else -math.inf
+        return rank(self.value, self.loss, self.select_by)
 
 
 NO_SCORE = Score(-math.inf, math.inf, 0.0)
@@ -103,9 +105,9 @@ def read_scores(run: Run) -> list[Score]:
     """Return the validations of a run that can select its best checkpoint."""
     if not (run.path / CONFIG_FILE).is_file():
         return []
-    averaged = run.config.run.select_ema
+    averaged, select_by = run.config.run.select_ema, run.config.run.select_by
     records = [record for record in run.validations if averaged or not record.checkpoint.endswith("-ema")]
-    return [Score(_value(record), record.loss, record.epoch) for record in records]
+    return [Score(_value(record), record.loss, record.epoch, select_by) for record in records]
 
 
 def _value(record: ValidationRecord) -> float:

@@ -209,6 +209,7 @@ class RunOptions(TypedDict, total=False):
     validation_views: Literal[1, 2, 6]
     validation_frequency: float
     select_ema: bool
+    select_by: Literal["accuracy", "loss"]
     verify_steps: bool
     strict: bool
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from convolve.config.section import Section
+from convolve.config.selection import SelectBy
 from convolve.config.training import OptimConfig, ParallelConfig, PrecisionConfig, ScheduleConfig
 
 if TYPE_CHECKING:
@@ -252,6 +253,10 @@ class RunConfig(Section):
     validation_frequency: float = Field(1.0, gt=0, description="epochs between validations during training")
     select_ema: bool = Field(
         False, description="with --ema-decay: a checkpoint provides the average if it validates better than the weights"
+    )
+    select_by: SelectBy = Field(
+        "accuracy",
+        description="what the best checkpoint is best in; loss varies less than accuracy with few validation images",
     )
     verify_steps: bool = Field(
         False,

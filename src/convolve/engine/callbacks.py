@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from convolve.checkpoint.snapshot import Snapshot
 from convolve.config import Config
+from convolve.config.selection import SelectBy
 from convolve.data.loader.loader import Loader
 from convolve.distributed.collectives import require_equal_weights
 from convolve.download import Progress, ignore_progress
@@ -168,7 +169,8 @@ class ValidateCallback:
         if averages:
             with temporary_weights(event.state.model, averages):
                 averaged = self._validate(event, f"{name}-ema")
-            if self.config.run.select_ema and is_better(averaged, event.validation):
+            run = self.config.run
+            if run.select_ema and is_better(averaged, event.validation, run.select_by):
                 event.validation, event.averaged = averaged, True
 
     def _validate(self, event: StepEvent, name: str) -> EvalResult:
@@ -238,6 +240,7 @@ class SaveCallback:
     saver: Saver
     metadata: dict[str, Any]
     logger: Logger
+    select_by: SelectBy
     best: EvalResult | None = None
     extra: Callable[[], dict[str, Any]] = dict
     timed: bool = False
@@ -255,7 +258,7 @@ class SaveCallback:
         self.parts.verification.check(event.state)
         self.parts.verification.check_replicas(event.state, due=True)
         result = event.validation
-        best = result is not None and is_better(result, self.best)
+        best = result is not None and is_better(result, self.best, self.select_by)
         if best:
             self.best = result
         metadata = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from convolve.config.selection import SelectBy, rank
 from convolve.engine.loop import StepEvent
 from convolve.engine.metrics import EvalResult
 from convolve.engine.step import StepParts
@@ -14,10 +15,9 @@ from convolve.errors import CheckpointError
 from convolve.loggers.base import Logger
 
 
-def is_better(result: EvalResult, best: EvalResult | None) -> bool:
-    """Compare validations by score (accuracy, or mean average precision), and by loss if it is equal, as it often is
-    with few images."""
-    return best is None or (result.score, -result.loss) > (best.score, -best.loss)
+def is_better(result: EvalResult, best: EvalResult | None, select_by: SelectBy) -> bool:
+    """Compare two validations; any is better than none."""
+    return best is None or rank(result.score, result.loss, select_by) > rank(best.score, best.loss, select_by)
 
 
 @dataclass(kw_only=True)
@@ -26,6 +26,7 @@ class EarlyStopCallback:
 
     patience: int
     logger: Logger
+    select_by: SelectBy
     best: EvalResult | None = None
     stale: int = 0
     timed: bool = True
@@ -34,7 +35,7 @@ class EarlyStopCallback:
         result = event.validation
         if result is None:
             return
-        better = is_better(result, self.best)
+        better = is_better(result, self.best, self.select_by)
         self.best, self.stale = (result, 0) if better else (self.best, self.stale + 1)
         if self.stale >= self.patience and not event.last:
             event.last, event.stopped_early = True, "no improvement"

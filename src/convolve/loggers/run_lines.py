@@ -7,6 +7,7 @@ of an epoch, because it has no progress bar.
 import math
 import time
 
+from convolve.config.selection import SelectBy, rank
 from convolve.loggers.base import RunInfo, TrainRecord, ValidationRecord, format_validation
 
 WIDTH = 80
@@ -58,8 +59,10 @@ class RunLines:
         self._record: TrainRecord | None = None
         self._total = 0
         self._averages = False
-        self._validates = True
-        self._accuracy = self._best = -1.0
+        self._validates, self._epochs_between = True, 1.0
+        self._select_by: SelectBy = "accuracy"
+        self._found: ValidationRecord | None = None
+        self._best: ValidationRecord | None = None
         self._first: tuple[float, int] | None = None
         self._part = self._epoch = 0
         self._training = False
@@ -68,7 +71,9 @@ class RunLines:
         """Return the first line of a run."""
         self._training = True
         self._averages = run.config.get("ema_decay") is not None
+        self._select_by = run.config.get("select_by", "accuracy")
         self._validates = run.config.get("validation_mode", "during") == "during"
+        self._epochs_between = float(run.config.get("validation_frequency", 1.0))
         if not self._photos:
             return format_start(run)
         resumed = "" if run.restored_step is None else f"resumed at step {run.restored_step}; "
@@ -88,9 +93,10 @@ class RunLines:
         return self._describe(record, f"epoch {record.epoch:.2f}", "") if due else None
 
     def epoch(self, record: TrainRecord) -> str | None:
-        """Return the line of a complete epoch of a run that is not validated during training."""
+        """Return the line of a complete epoch that ends without validation."""
         whole = math.floor(record.epoch + 1e-6)
-        due = whole > self._epoch and not self._validates
+        validated = self._validates and (whole % self._epochs_between == 0 or record.samples >= self._total)
+        due = whole > self._epoch and not validated
         self._epoch = max(whole, self._epoch)
         return self._describe(record, f"epoch {whole}", "") if due else None
 
@@ -101,17 +107,22 @@ class RunLines:
         trained = self._record
         if (trained is not None and record.step != trained.step) or not record.checkpoint.startswith("step-"):
             return f"{record.checkpoint}: validation {_name_score(record)}{_score(record):.1%}, loss {record.loss:.3f}"
-        self._accuracy = max(self._accuracy, _score(record))
+        found = self._better(record, self._found)
         if self._averages and record.step and not record.checkpoint.endswith("-ema"):
+            self._found = found
             return None
-        accuracy, self._accuracy = self._accuracy, -1.0
-        mark = " (best)" if accuracy > self._best else ""
-        self._best = max(self._best, accuracy)
-        shown = f"validation {_name_score(record)}{accuracy:.1%}{mark}, "
+        self._found, best = None, self._better(found, self._best)
+        mark = " (best)" if best is found else ""
+        self._best = best
+        shown = f"validation {_name_score(found)}{_score(found):.1%}{mark}, "
         if trained is None:
             what = "classifier on frozen features" if self._photos else f"epoch {record.epoch:g}"
             return f"{what}: {shown}{record.seconds:.0f} s"
         return self._describe(trained, f"epoch {round(record.epoch, 2):g}", shown)
+
+    def _better(self, record: ValidationRecord, other: ValidationRecord | None) -> ValidationRecord:
+        keys = [rank(_score(found), found.loss, self._select_by) for found in (record, other or record)]
+        return record if other is None or keys[0] > keys[1] else other
 
     def _describe(self, record: TrainRecord, position: str, validation: str) -> str:
         loss = "" if record.loss is None else f"loss {record.loss:.3f}, "

@@ -37,13 +37,13 @@ FINE_TUNING = {
     "fit_head": True,
     "freeze_norms": True,
     "optimizer": "adamw",
-    "learning_rate": 1e-4,
+    "learning_rate": 3e-4,
     "clip_norm": 1.0,
     "layer_decay": 0.9,
     "weight_decay": 0.05,
     "crop_area": (0.35, 1.0),
     "mixup_alpha": 0.2,
-    "patience": 10,
+    "patience": 4,
     "warmup_epochs": 1.0,
 }
 LITE = {"block_survival_prob": 0.9}  # of the default models
@@ -64,6 +64,7 @@ FROM_SCRATCH = {
 COMMON = {
     "lr_schedule": "cosine",
     "select_ema": True,
+    "select_by": "loss",
     "augment": "resized-crop-flip",
     "check_data": True,
     "bad_samples": "skip",
@@ -74,12 +75,14 @@ COMMON = {
     "batch_size": 32,
 }
 VALIDATION_FRACTION = 0.15
-FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS = 11_000, (2, 15)
+FINE_TUNING_SAMPLES, FINE_TUNING_EPOCHS = 22_000, (2, 30)
 SCRATCH_SAMPLES, SCRATCH_EPOCHS = 80_000, (10, 100)
 EMA_EPOCHS = 2.0
+VALIDATIONS = 6  # of fine-tuning: with few photos, the best of many validations is a matter of luck
 MIN_BUDGET_EPOCHS, MAX_BUDGET_EPOCHS = 0.2, 100.0
-USED_FRACTION = 0.96  # of the time budget: the plan may be wrong by a few percent either way
-HEAD_SECONDS, FINISH_SECONDS = 6.0, 4.0  # to check the photos and fit the classifier; to save and write the report
+USED_FRACTION = 0.98  # of the time budget: the measured times are a few percent too long, or the clock ends the run
+HEAD_SECONDS, HEAD_SECONDS_PER_PHOTO = 1.5, 0.001  # to check the photos and fit the classifier
+FINISH_SECONDS = 2.0  # to save and write the report
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,13 @@ def _build(chosen: Mapping[str, Any], given: Mapping[str, Any], epochs: float | 
         options["ema_decay"] = round(min(max(1 - 1 / (EMA_EPOCHS * steps), 0.8), 0.9998), 4)
     if options["ema_decay"] is None:
         options["select_ema"] = False
+    if "validation_frequency" not in given and "fit_head" in chosen:
+        options["validation_frequency"] = _epochs_between_validations(length)
     return resolve(None, None, options).config
+
+
+def _epochs_between_validations(epochs: float) -> float:
+    return float(max(1, math.ceil(epochs / VALIDATIONS)))
 
 
 def _fit_budget(plan: PhotoPlan, photos: Dataset[Reader], count: int, given: Mapping[str, Any]) -> PhotoPlan:
@@ -215,14 +224,22 @@ def _fit_budget(plan: PhotoPlan, photos: Dataset[Reader], count: int, given: Map
     measured = measure_photos(config)
     held = len(photos.train) - count or len(photos.test if photos.validation is None else photos.validation)
     reserved = FINISH_SECONDS + (2 * held + 2 * len(photos.test)) * measured.infer
-    head = (count + held) * measured.infer + HEAD_SECONDS if config.model.fit_head else 0.0
+    head = HEAD_SECONDS + (count + held) * (measured.infer + HEAD_SECONDS_PER_PHOTO) if config.model.fit_head else 0.0
     free = USED_FRACTION * 60 * config.optim.minutes - measured.elapsed - head - reserved
-    epochs = max(0.0, round(free / (count * measured.train + 2 * held * measured.infer), 2))
-    epochs = min(epochs, MAX_BUDGET_EPOCHS) if epochs >= MIN_BUDGET_EPOCHS else 0.0
+    pass_seconds, validation_seconds = count * measured.train, 2 * held * measured.infer
+    few = config.model.fit_head and "validation_frequency" not in given
+    epochs = free / (pass_seconds + validation_seconds)
+    if few:
+        epochs = max(epochs, (free - VALIDATIONS * validation_seconds) / pass_seconds)
+    epochs = min(round(epochs, 2), MAX_BUDGET_EPOCHS) if epochs >= MIN_BUDGET_EPOCHS else 0.0
     if not config.model.fit_head:
         epochs = max(epochs, MIN_BUDGET_EPOCHS)
-    warmup, patience = min(config.schedule.warmup_epochs, epochs / 4), given.get("patience")
-    config = config.replace(epochs=epochs, warmup_epochs=warmup, patience=patience)
+    config = config.replace(
+        epochs=epochs,
+        warmup_epochs=min(config.schedule.warmup_epochs, epochs / 4),
+        patience=given.get("patience"),
+        validation_frequency=_epochs_between_validations(epochs) if few else config.run.validation_frequency,
+    )
     line = (
         f"time: {config.optim.minutes:g} minutes, enough for {epochs:g} epochs at "
         f"{1000 * measured.train:.0f} ms per training photo"

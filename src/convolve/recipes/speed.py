@@ -19,8 +19,7 @@ from convolve.runs.clock import elapsed_seconds
 from convolve.runs.teacher import add_teacher
 from convolve.transfer.features import PASS, FeatureExtractor
 
-IMAGES = 16
-STEPS = 2
+STEPS = 6
 INFERRED = 48
 
 
@@ -34,25 +33,31 @@ class PhotoTime:
 
 
 def measure_photos(config: Config) -> PhotoTime:
-    """Time a few steps with batches of 16 photos and a few forward passes; the weights are random and thrown away."""
+    """Time a few steps and a few forward passes; the weights are random and thrown away.
+
+    The fastest step counts: the first ones are slow, and the run has many more.
+    """
     device.configure(config.run.threads)
-    small = config.replace(batch_size=IMAGES, gradient_accumulation_count=1)
-    data = open_data(small, SilentConsole())
-    numerics = build_numerics(small, data.device, run_span(small, data), folder=Path())
-    state, parts = build(config=small, data=data, collectives=SingleProcess(), numerics=numerics)
-    parts = add_teacher(small, data, parts)
+    images = config.optim.batch_size
+    single = config.replace(gradient_accumulation_count=1)
+    data = open_data(single, SilentConsole())
+    numerics = build_numerics(single, data.device, run_span(single, data), folder=Path())
+    state, parts = build(config=single, data=data, collectives=SingleProcess(), numerics=numerics)
+    parts = add_teacher(single, data, parts)
     extractor = FeatureExtractor(state.model, data, SilentConsole().progress)
-    batches = data.train_loader().step_batches(small.run.seed, 0, IMAGES, IMAGES)
+    batches = data.train_loader().step_batches(single.run.seed, 0, images, images)
     state.model.train()
-    train_step(state, next(batches), parts)
-    with _timed(data.device) as training:
-        for _ in range(STEPS):
+    photo_seconds = []
+    for _ in range(STEPS):
+        before = state.samples
+        with _timed(data.device) as step:
             train_step(state, next(batches), parts)
+        photo_seconds.append(step[0] / (state.samples - before))
     rows = np.arange(min(INFERRED, len(data.dataset.train)))
     _consume(extractor.stream(data.dataset.train, rows[:PASS], "warm up"))
     with _timed(data.device) as inference:
         _consume(extractor.stream(data.dataset.train, rows, "measure"))
-    return PhotoTime(training[0] / (STEPS * IMAGES), inference[0] / len(rows), elapsed_seconds())
+    return PhotoTime(min(photo_seconds), inference[0] / len(rows), elapsed_seconds())
 
 
 def _consume(items: Iterable[object]) -> None:

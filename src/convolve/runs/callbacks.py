@@ -48,7 +48,9 @@ def build_callbacks(session: Session, log: LogCallback) -> list[Callback]:
         callbacks.append(_validate(session))
     extra: dict[str, EarlyStopCallback] = {}
     if config.optim.patience is not None:
-        extra["early_stop"] = EarlyStopCallback(patience=config.optim.patience, logger=logger)
+        extra["early_stop"] = EarlyStopCallback(
+            patience=config.optim.patience, logger=logger, select_by=config.run.select_by
+        )
         extra["early_stop"].load_state_dict(session.early_stop)
         callbacks.append(extra["early_stop"])
     if config.run.checkpoints:
@@ -88,6 +90,7 @@ def _save(session: Session, stopping: dict[str, EarlyStopCallback]) -> SaveCallb
         saver=session.outputs.open_saver(),
         metadata=session.checkpoint_metadata(),
         logger=session.outputs.logger,
+        select_by=session.config.run.select_by,
         best=session.best,
         extra=extra,
     )

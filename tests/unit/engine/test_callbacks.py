@@ -75,7 +75,9 @@ def parts(**given):
 
 def save_callback(saver, logger):
     trigger = IntervalTrigger(Fraction(10), 100)
-    return SaveCallback(trigger=trigger, parts=parts(), saver=saver, metadata={"classes": []}, logger=logger)
+    return SaveCallback(
+        trigger=trigger, parts=parts(), saver=saver, metadata={"classes": []}, logger=logger, select_by="accuracy"
+    )
 
 
 def step_event(step, samples, *, accuracy=None, last=False):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from convolve.config.selection import SelectBy
 from convolve.engine.loop import StepEvent
 from convolve.engine.metrics import EvalResult
 from convolve.engine.stopping import EarlyStopCallback, TimeBudgetCallback, is_better
@@ -36,18 +37,29 @@ def run(callback: EarlyStopCallback, accuracies: list[float]) -> list[bool]:
 
 
 def test_equal_accuracies_are_compared_by_loss() -> None:
-    assert is_better(EvalResult(0.4, 0.9, 10), EvalResult(0.5, 0.9, 10))
-    assert not is_better(EvalResult(0.4, 0.8, 10), EvalResult(0.5, 0.9, 10))
-    assert is_better(EvalResult(math.inf, 0.0, 10), None)
+    assert is_better(EvalResult(0.4, 0.9, 10), EvalResult(0.5, 0.9, 10), "accuracy")
+    assert not is_better(EvalResult(0.4, 0.8, 10), EvalResult(0.5, 0.9, 10), "accuracy")
+
+
+def test_loss_alone_selects_if_asked_for() -> None:
+    assert is_better(EvalResult(0.4, 0.8, 10), EvalResult(0.5, 0.9, 10), "loss")
+    assert not is_better(EvalResult(0.5, 0.9, 10), EvalResult(0.5, 0.8, 10), "loss")
+
+
+@pytest.mark.parametrize("select_by", ["accuracy", "loss"])
+def test_any_validation_is_better_than_none_and_than_one_without_a_loss(select_by: SelectBy) -> None:
+    assert is_better(EvalResult(math.inf, 0.0, 10), None, select_by)
+    assert is_better(EvalResult(9.0, 0.5, 10), EvalResult(math.nan, 0.5, 10), select_by)
+    assert not is_better(EvalResult(math.nan, 0.5, 10), EvalResult(9.0, 0.5, 10), select_by)
 
 
 def test_run_stops_after_so_many_validations_without_improvement() -> None:
-    callback = EarlyStopCallback(patience=2, logger=Events())
+    callback = EarlyStopCallback(patience=2, logger=Events(), select_by="accuracy")
     assert run(callback, [0.5, 0.6, 0.6, 0.55]) == [False, False, False, True]
 
 
 def test_steps_without_validation_do_not_count() -> None:
-    callback = EarlyStopCallback(patience=1, logger=Events())
+    callback = EarlyStopCallback(patience=1, logger=Events(), select_by="accuracy")
     run(callback, [0.5])
     event = step()
     callback.on_step_end(event)
@@ -57,9 +69,9 @@ def test_steps_without_validation_do_not_count() -> None:
 @pytest.mark.parametrize("cut", range(5))
 def test_restored_patience_stops_at_the_same_validation(cut: int) -> None:
     accuracies = [0.5, 0.7, 0.6, 0.7, 0.6]
-    first = EarlyStopCallback(patience=3, logger=Events())
+    first = EarlyStopCallback(patience=3, logger=Events(), select_by="accuracy")
     before = run(first, accuracies[:cut])
-    second = EarlyStopCallback(patience=3, logger=Events())
+    second = EarlyStopCallback(patience=3, logger=Events(), select_by="accuracy")
     second.load_state_dict(first.state_dict())
     assert before + run(second, accuracies[cut:]) == [False, False, False, False, True]
 

@@ -10,8 +10,8 @@ from convolve.loggers.run_lines import RunLines, format_seconds, format_start
 from convolve.runs.results import TrainReport
 
 
-def validation(checkpoint: str, step: int, accuracy: float) -> ValidationRecord:
-    return ValidationRecord(checkpoint, step, step / 10, 0.5, accuracy, 100, 2.0, 50.0)
+def validation(checkpoint: str, step: int, accuracy: float, loss: float = 0.5) -> ValidationRecord:
+    return ValidationRecord(checkpoint, step, step / 10, loss, accuracy, 100, 2.0, 50.0)
 
 
 def train_record(step: int) -> TrainRecord:
@@ -45,6 +45,28 @@ def test_an_epoch_has_one_line_with_the_better_of_weights_and_average() -> None:
     line = lines.valid(validation("step-000000010-ema", 10, 0.94))
     assert line is not None and line.startswith("epoch 1: loss 0.432, validation 95.0% (best), 41 photos/s")
     assert len(line) <= 80
+
+
+@pytest.mark.parametrize("select_by, marks", [("accuracy", [True, False, True]), ("loss", [True, True, False])])
+def test_a_line_marks_the_best_validation_by_what_selects(select_by: str, marks: list[bool]) -> None:
+    lines = RunLines()
+    facts = {"model": "lenet5", "parameters": 5, "dataset": "digits"}
+    lines.start(RunInfo("x", Path("runs/x"), {"select_by": select_by}, facts))
+    printed = []
+    for step, accuracy, loss in ((10, 0.90, 0.4), (20, 0.89, 0.3), (30, 0.91, 0.5)):
+        lines.train(train_record(step))
+        printed.append(lines.valid(validation(f"step-{step:09d}", step, accuracy, loss)))
+    assert ["(best)" in (line or "") for line in printed] == marks
+
+
+@pytest.mark.parametrize("select_by, shown", [("accuracy", "95.0%"), ("loss", "94.0%")])
+def test_a_line_shows_the_weights_or_the_average_by_what_selects(select_by: str, shown: str) -> None:
+    lines = RunLines(photos=True)
+    lines.start(RunInfo("flowers-1", Path("runs/flowers-1"), {"ema_decay": 0.9, "select_by": select_by}))
+    lines.progress(0, 640)
+    lines.train(train_record(10))
+    lines.valid(validation("step-000000010", 10, 0.95, 0.4))
+    assert f"validation {shown}" in str(lines.valid(validation("step-000000010-ema", 10, 0.94, 0.3)))
 
 
 def test_result_is_one_line_with_chance_and_interval(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +109,22 @@ def test_plain_output_has_a_line_for_each_quarter_of_an_epoch_and_one_for_the_ep
         "epoch 2",
     ]
     assert all(len(line) <= 80 for line in printed if line)
+
+
+def test_epochs_between_validations_have_a_line_too() -> None:
+    lines = RunLines()
+    facts = {"model": "lenet5", "parameters": 5, "dataset": "digits"}
+    lines.start(RunInfo("x", Path("runs/x"), {"validation_frequency": 2.0}, facts))
+    lines.progress(0, 32 * 30)
+    printed = []
+    for step in range(1, 31):
+        record = train_record(step)
+        lines.train(record)
+        printed.append(lines.epoch(record))
+        if step in (20, 30):
+            printed.append(lines.valid(validation(f"step-{step:09d}", step, 0.5)))
+    shown = [(line.split(":")[0], "validation" in line) for line in printed if line]
+    assert shown == [("epoch 1", False), ("epoch 2", True), ("epoch 3", True)]
 
 
 def test_a_run_without_validation_has_a_line_for_each_epoch_too() -> None:

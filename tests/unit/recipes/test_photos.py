@@ -98,7 +98,7 @@ def test_plan_fits_a_classifier_and_fine_tunes_with_weights(photos: Path, weight
     plan = plan_photos(photos, found, {"model": MODEL, "weights": str(weights), "image_size": 32}, console)
     config = plan.config
     assert config.model.fit_head and config.model.freeze_norms and config.optim.layer_decay < 1
-    assert found.validation is not None and config.optim.epochs == 15
+    assert found.validation is not None and config.optim.epochs == 30
     assert len(plan.lines) <= 6 and all(len(line) <= 120 for line in plan.lines)
 
 
@@ -109,6 +109,14 @@ def test_plan_without_weights_trains_longer_with_stronger_augmentation(photos: P
     config = plan_photos(photos, found, {"weights": "none"}, console).config
     assert config.model.weights is None and not config.model.fit_head
     assert config.optim.epochs == 100 and config.data.mixup_alpha > 0
+
+
+@pytest.mark.parametrize("epochs, every", [(2, 1), (6, 1), (7, 2), (30, 5)])
+def test_fine_tuning_is_validated_at_most_six_times(
+    photos: Path, weights: Path, tmp_path: Path, epochs: int, every: int
+) -> None:
+    run = plan(photos, options(tmp_path, weights, epochs=epochs)).config.run
+    assert (run.validation_frequency, run.select_by) == (every, "loss")
 
 
 def test_explicit_options_have_priority(photos: Path, weights: Path) -> None:
@@ -239,8 +247,10 @@ def test_plan_uses_its_budget_with_time_reserved_for_the_end(
     found = find_photos(photos, SilentConsole())
     assert found is not None and found.validation is not None
     train, held = len(found.train), len(found.validation)
-    epoch = train * 0.25 + 2 * held * 0.125
-    total = 10 + (train + held) * 0.125 + config.optim.epochs * epoch + reserved
+    validations = config.optim.epochs / config.run.validation_frequency
+    assert validations <= 6
+    training = config.optim.epochs * train * 0.25 + validations * 2 * held * 0.125
+    total = 10 + (train + held) * 0.125 + training + reserved
     assert 0.85 * 60 * minutes < total < 60 * minutes
     assert config.optim.patience is None and config.schedule.warmup_epochs <= config.optim.epochs / 4
 

@@ -131,11 +131,8 @@ def test_the_command_tries_three_learning_rates_on_photos_and_ranks_by_training(
     assert {row["options"]["learning_rate"] for row in rows} == {0.003, 0.01, 0.03}
     assert [row["accuracy"] for row in rows] == [1.0, 1.0, 1.0]
     assert all("top5_accuracy" in convolve.open(folder / row["run"]).validations[-1].metrics for row in rows)
-    trained = [
-        max((one.accuracy, -one.loss) for one in convolve.open(folder / row["run"]).validations if one.step)
-        for row in rows
-    ]
-    assert trained == sorted(trained, reverse=True)
+    trained = [min(one.loss for one in convolve.open(folder / row["run"]).validations if one.step) for row in rows]
+    assert trained == sorted(trained)
     assert printed.splitlines()[-1] == f"best run runs/photos-sweep-1/{rows[0]['run']}"
     drawn = (tmp_path / "sweep.svg").read_text()
     assert all(text in drawn for text in ("validation accuracy", "training loss", "learning_rate=0.03"))

@@ -100,7 +100,7 @@ def test_scores_of_labels_have_the_same_bits_in_any_layout(replicas, stages):
 
 def test_mean_average_precision_selects():
     worse, better = (EvalResult(0.1, 0.9 - value, 8, {"mean_average_precision": value}) for value in (0.4, 0.5))
-    assert is_better(better, worse) and not is_better(worse, better)
+    assert is_better(better, worse, "accuracy") and not is_better(worse, better, "accuracy")
     assert EvalResult.from_json(better.to_json()) == better
 
 

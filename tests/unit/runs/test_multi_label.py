@@ -133,7 +133,7 @@ def test_int8_measures_whole_images(run, tmp_path):
 
 
 def test_a_sweep_and_folds_compare_mean_average_precision(shapes, tmp_path):
-    options = {**SETTINGS, "epochs": 1, "report": False, "log_dir": tmp_path}
+    options = {**SETTINGS, "epochs": 1, "report": False, "log_dir": tmp_path, "select_by": "accuracy"}
     del options["learning_rate"]
     found = convolve.sweep({"learning_rate": [1e-6, 0.003]}, shapes, "cnn-wide", **options)
     scores = [max(record.mean_average_precision for record in one.validations) for one in found.runs]

@@ -121,8 +121,10 @@ class RunLines:
         return self._describe(trained, f"epoch {round(record.epoch, 2):g}", shown)
 
     def _better(self, record: ValidationRecord, other: ValidationRecord | None) -> ValidationRecord:
-        keys = [rank(_score(found), found.loss, self._select_by) for found in (record, other or record)]
-        return record if other is None or keys[0] > keys[1] else other
+        if other is None:
+            return record
+        key, key_of_other = (rank(_score(found), found.loss, self._select_by) for found in (record, other))
+        return record if key > key_of_other else other
 
     def _describe(self, record: TrainRecord, position: str, validation: str) -> str:
         loss = "" if record.loss is None else f"loss {record.loss:.3f}, "

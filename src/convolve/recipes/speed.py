@@ -19,7 +19,8 @@ from convolve.runs.clock import elapsed_seconds
 from convolve.runs.teacher import add_teacher
 from convolve.transfer.features import PASS, FeatureExtractor
 
-STEPS = 6
+STEPS, LEAST_STEPS, MOST_SECONDS = 6, 2, 5.0
+IMAGES = 32
 INFERRED = 48
 
 
@@ -38,8 +39,8 @@ def measure_photos(config: Config) -> PhotoTime:
     The fastest step counts: the first ones are slow, and the run has many more.
     """
     device.configure(config.run.threads)
-    images = config.optim.batch_size
-    single = config.replace(gradient_accumulation_count=1)
+    images = min(config.optim.batch_size, IMAGES)
+    single = config.replace(batch_size=images, gradient_accumulation_count=1)
     data = open_data(single, SilentConsole())
     numerics = build_numerics(single, data.device, run_span(single, data), folder=Path())
     state, parts = build(config=single, data=data, collectives=SingleProcess(), numerics=numerics)
@@ -47,8 +48,10 @@ def measure_photos(config: Config) -> PhotoTime:
     extractor = FeatureExtractor(state.model, data, SilentConsole().progress)
     batches = data.train_loader().step_batches(single.run.seed, 0, images, images)
     state.model.train()
-    photo_seconds = []
-    for _ in range(STEPS):
+    photo_seconds, started = list[float](), time.perf_counter()
+    for number in range(STEPS):
+        if number >= LEAST_STEPS and time.perf_counter() - started > MOST_SECONDS:
+            break
         before = state.samples
         with _timed(data.device) as step:
             train_step(state, next(batches), parts)

@@ -5,27 +5,24 @@ Results differ from PyTorch's in the last bits: by about 1e-6 of the largest out
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from convolve.kernels import binding
 from convolve.kernels.binding import LONG, POINTER, Kernel, Signatures, addresses, dense
 from convolve.kernels.build import Unavailable
 
-TILE_POINTS = 36
 # PyTorch computes images of which the 4x4 tiles would use less.
 MIN_USED_FRACTION = 0.6
-_G = [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6]]
-_G += [[1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]
 _FILE = "winograd.c"
-_Sizes = LONG * 5  # images, height, width, inputs, outputs: `shape` in the C file
-_SIZES = ctypes.POINTER(_Sizes)
-_PASS = (_SIZES, *[POINTER] * 4)
-_SIGNATURES = Signatures(forward=_PASS, backward=_PASS, scratch=(_SIZES, binding.INT))
+_Shape = LONG * 9  # images, height, width, inputs, outputs, strides of the filters: `shape` in the C file
+_SHAPE = ctypes.POINTER(_Shape)
+_PASS = (_SHAPE, *[POINTER] * 4)
+_SIGNATURES = Signatures(forward=_PASS, backward=_PASS, scratch=(_SHAPE, binding.INT))
 
 
 @cache
@@ -37,14 +34,19 @@ def load(*options: str) -> Kernel | Unavailable:
 def supports(inputs: int, outputs: int) -> bool:
     """Check that the kernel is available and takes such filters on this CPU."""
     kernel = load()
-    return isinstance(kernel, Kernel) and not any(channels % kernel.constant("lanes") for channels in (inputs, outputs))
+    if not isinstance(kernel, Kernel):
+        return False
+    lanes, half = kernel.constant("lanes"), kernel.constant("winograd_half")
+    return all(channels >= lanes and channels % half == 0 for channels in (inputs, outputs))
 
 
-def can_run(x: Tensor) -> bool:
+def can_run(x: Tensor, weight: Tensor) -> bool:
     """Check for a float32 batch in CPU memory, of a size for which the kernel is faster."""
+    if not binding.are_plain(x, weight):
+        return False
     height, width = x.shape[-2:]
     covered = 16 * -(-height // 4) * -(-width // 4)
-    return x.dtype == torch.float32 and x.device.type == "cpu" and height * width >= MIN_USED_FRACTION * covered
+    return height * width >= MIN_USED_FRACTION * covered
 
 
 def convolve(x: Tensor, weight: Tensor) -> Tensor:
@@ -60,56 +62,42 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         x = dense(x)
         ctx.save_for_backward(x, weight)
-        return _apply(x, weight)
+        return _apply(x, weight, weight.stride(), weight.data_ptr())
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         dy, (x, weight) = dense(grads[0]), ctx.saved_tensors
         needs_dx, needs_dw = ctx.needs_input_grad
-        dx = _apply(dy, weight.flip(2, 3).transpose(0, 1)) if needs_dx else None
-        return dx, _differentiate_filters(x, dy) if needs_dw else None
+        dx = _apply_transposed(dy, weight) if needs_dx else None
+        return dx, _differentiate_filters(x, dy, weight) if needs_dw else None
 
 
-def _apply(x: Tensor, weight: Tensor) -> Tensor:
+def _apply_transposed(dy: Tensor, weight: Tensor) -> Tensor:
+    """Convolve with the filters rotated by 180 degrees, inputs and outputs exchanged."""
+    to_output, to_input, to_row, to_column = weight.stride()
+    last = weight.data_ptr() + 2 * (to_row + to_column) * weight.element_size()
+    return _apply(dy, weight.transpose(0, 1), (to_input, to_output, -to_row, -to_column), last)
+
+
+def _apply(x: Tensor, weight: Tensor, strides: Sequence[int], first: int) -> Tensor:
+    """Convolve with filters of the shape of `weight`, the first of them at an address."""
     kernel, threads = binding.require(load()), torch.get_num_threads()
-    (images, inputs, height, width), outputs = x.shape, weight.shape[0]
-    sizes = _Sizes(images, height, width, inputs, outputs)
+    (images, inputs, height, width), outputs = x.shape, len(weight)
+    shape = _Shape(images, height, width, inputs, outputs, *strides)
     y = torch.empty((images, outputs, height, width), memory_format=torch.channels_last)
-    u = _transform_filters(weight, kernel.constant("winograd_panel"))
-    scratch = _reuse_scratch(kernel.scratch(sizes, threads))
-    kernel.forward(sizes, *addresses(x, u, y, scratch), threads, kernel.parallel)
+    scratch = _reuse_scratch(kernel.scratch(shape, threads))
+    kernel.forward(shape, x.data_ptr(), first, *addresses(y, scratch), threads, kernel.parallel)
     return y
 
 
-def _transform_filters(weight: Tensor, panel: int) -> Tensor:
-    """Return G w G^T as [spot][panel of outputs][inputs][in the panel]."""
-    outputs, inputs = weight.shape[:2]
-    count = -(-outputs // panel)
-    padded = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, count * panel - outputs))
-    columns = padded.reshape(count, panel, inputs, 9).permute(3, 0, 2, 1).reshape(9, -1)
-    return _filter_matrix() @ columns
-
-
-def _differentiate_filters(x: Tensor, dy: Tensor) -> Tensor:
-    """Return G^T d G for the sums d over all tiles, in channels-last."""
+def _differentiate_filters(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     kernel, threads = binding.require(load()), torch.get_num_threads()
     (images, inputs, height, width), outputs = x.shape, dy.shape[1]
-    sizes = _Sizes(images, height, width, inputs, outputs)
-    panel = kernel.constant("winograd_panel")
-    count = -(-outputs // panel)
-    d = torch.empty(TILE_POINTS, count * inputs * panel)
-    scratch = _reuse_scratch(kernel.scratch(sizes, threads))
-    kernel.backward(sizes, *addresses(x, dy, d, scratch), threads, kernel.parallel)
-    columns = (_filter_matrix().T @ d).view(9, count, inputs, panel)
-    rows = columns.permute(1, 3, 0, 2).reshape(-1, 3, 3, inputs)
-    return rows[:outputs].permute(0, 3, 1, 2)
-
-
-@cache
-def _filter_matrix() -> Tensor:
-    """Return the matrix that transforms the nine values of a filter to those at the 36 spots."""
-    g = torch.tensor(_G, dtype=torch.float64)
-    return torch.kron(g, g).float()
+    dw = torch.empty_like(weight)
+    shape = _Shape(images, height, width, inputs, outputs, *dw.stride())
+    scratch = _reuse_scratch(kernel.scratch(shape, threads))
+    kernel.backward(shape, *addresses(x, dy, dw, scratch), threads, kernel.parallel)
+    return dw
 
 
 _local = threading.local()

@@ -9,7 +9,9 @@ They differ only if s > 1 and the total is odd, for example 3x3 with stride 2 on
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,8 +31,30 @@ class PaddedShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x[:, :, :: self.stride, :: self.stride]
-        return functional.pad(x, (0, 0, 0, 0, 0, self.missing))
+        out: Tensor = _Subsample.apply(x, self.missing, self.stride)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Subsample(torch.autograd.Function):
+    """A slice, padded. Its gradient has the memory layout of x; that of torch is contiguous, and slow to add."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, missing: int, stride: int) -> Tensor:
+        return functional.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, missing))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:
+        x, _, ctx.stride = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        dx = torch.zeros_like(x)
+        dx[:, :, :: ctx.stride, :: ctx.stride] = gradients[0][:, : x.shape[1]]
+        return dx, None, None
 
 
 class SqueezeExcitation(nn.Module):

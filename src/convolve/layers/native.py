@@ -110,7 +110,7 @@ class WinogradConv2d(nn.Conv2d):
     replaces: ClassVar[type[nn.Module]] = nn.Conv2d
 
     def forward(self, x: Tensor) -> Tensor:
-        if not winograd.can_run(x):
+        if not winograd.can_run(x, self.weight):
             return functional.conv2d(x, self.weight, self.bias, padding=1)
         return _add_bias(winograd.convolve(x, self.weight), self.bias)
 

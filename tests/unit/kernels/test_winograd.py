@@ -10,9 +10,10 @@ from convolve.kernels.build import Unavailable
 pytestmark = pytest.mark.skipif(isinstance(winograd.load(), Unavailable), reason="no native code on this machine")
 
 LAST = torch.channels_last
+FILTERS = torch.zeros(16, 16, 3, 3)
 GUARDS = 4096  # floats before and behind what a kernel may touch
 # images, vectors of inputs and of outputs, height, width
-GUARDED = [(1, 1, 1, 4, 4), (3, 3, 2, 9, 7), (2, 2, 5, 5, 16), (9, 1, 3, 32, 32)]
+GUARDED = [(1, 1, 1, 4, 4), (3, 3, 2, 9, 7), (2, 2, 5, 5, 16), (9, 1, 3, 32, 32), (2, 1.5, 2.5, 9, 7)]
 SHAPES = [
     # images, inputs, outputs, height, width
     (1, 16, 16, 4, 4),
@@ -22,6 +23,8 @@ SHAPES = [
     (5, 32, 32, 16, 12),
     (1, 64, 144, 15, 31),
     (9, 16, 16, 32, 32),
+    (2, 24, 40, 9, 8),
+    (1, 56, 24, 8, 5),
 ]
 
 
@@ -69,11 +72,13 @@ def test_outputs_and_gradients_are_those_of_the_definition(shape):
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_vector_widths_of_other_machines_equal_the_definition(lanes, monkeypatch):
-    """Also with panels that are only half full, which an odd number of vectors of channels leaves."""
+    """Also with half full panels, which an odd number of vectors of channels leaves, and half full vectors."""
     other = winograd.load(f"-DLANES={lanes}")
     assert other.constant("lanes") == lanes
     monkeypatch.setattr(winograd, "load", lambda: other)
-    for shape in ((2, lanes, lanes, 5, 7), (3, 3 * lanes, 2 * lanes, 8, 8), (2, 2 * lanes, 5 * lanes, 13, 9)):
+    half = lanes // 2
+    shapes = ((2, lanes, lanes, 5, 7), (3, 3 * lanes, 2 * lanes, 8, 8), (2, 2 * lanes, 5 * lanes, 13, 9))
+    for shape in (*shapes, (1, 3 * half, 5 * half, 7, 4), (2, 7 * half, 3 * half, 9, 9)):
         given = make(*shape)
         exact = run(*(one.double() for one in given), define)
         found = run(*given)
@@ -102,23 +107,22 @@ def guard(count, inside, around):
 def test_no_memory_outside_the_buffers_is_touched(lanes, threads):
     """What is written stays within; and what is read, since a NaN from around the inputs would spoil the results."""
     kernel = winograd.load(f"-DLANES={lanes}")
-    panel = kernel.constant("winograd_panel")
     for images, inputs, outputs, height, width in GUARDED:
-        inputs, outputs, pixels = inputs * lanes, outputs * lanes, images * height * width
-        sizes = winograd._Sizes(images, height, width, inputs, outputs)
-        filters = winograd.TILE_POINTS * -(-outputs // panel) * panel * inputs
+        inputs, outputs, pixels = int(inputs * lanes), int(outputs * lanes), images * height * width
+        sizes = winograd._Shape(images, height, width, inputs, outputs, 9 * inputs, 1, 3 * inputs, inputs)
+        filters = 9 * inputs * outputs
         given = [guard(count, 1.0, torch.nan) for count in (pixels * inputs, filters)]
         counts = (pixels * outputs, filters, kernel.scratch(sizes, threads) // 4)
         made = [guard(count, 77.0, 77.0) for count in counts]
-        x, u, y, d, scratch = (whole.data_ptr() + 4 * GUARDS for whole in (*given, *made))
-        kernel.forward(sizes, x, u, y, scratch, threads, kernel.parallel)
-        kernel.backward(sizes, x, y, d, scratch, threads, kernel.parallel)
-        for name, whole in zip(("y", "d", "scratch"), made, strict=True):
+        x, w, y, dw, scratch = (whole.data_ptr() + 4 * GUARDS for whole in (*given, *made))
+        kernel.forward(sizes, x, w, y, scratch, threads, kernel.parallel)
+        kernel.backward(sizes, x, y, dw, scratch, threads, kernel.parallel)
+        for name, whole in zip(("y", "dw", "scratch"), made, strict=True):
             assert whole.isfinite().all(), (name, sizes[:])
             assert whole[:GUARDS].eq(77).all() and whole[-GUARDS:].eq(77).all(), (name, sizes[:])
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:5], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_the_number_of_threads_changes_no_bit(shape, threads):
     given = make(*shape)
     threads(1)
@@ -137,7 +141,7 @@ def test_an_image_has_the_same_bits_in_any_batch():
 
 
 def test_unsupported_channel_counts_are_rejected_before_any_memory_is_touched():
-    for inputs, outputs, given in ((3, 16, 3), (16, 50, 16), (16, 16, 32)):
+    for inputs, outputs, given in ((3, 16, 3), (16, 50, 16), (16, 18, 16), (16, 16, 32)):
         with pytest.raises(AssertionError, match="not for native code"):
             winograd.convolve(torch.zeros(1, given, 8, 8), torch.zeros(outputs, inputs, 3, 3))
 
@@ -178,12 +182,14 @@ def test_gradients_of_filters_have_the_memory_layout_of_filters():
     [(4, 4, True), (7, 7, True), (32, 32, True), (3, 3, False), (5, 5, False), (1, 1, False)],
 )
 def test_small_images_are_left_alone(height, width, pays):
-    assert winograd.can_run(torch.zeros(1, 16, height, width)) is pays
+    assert winograd.can_run(torch.zeros(1, 16, height, width), FILTERS) is pays
 
 
 def test_other_formats_are_left_alone():
-    assert not winograd.can_run(torch.zeros(1, 16, 8, 8, dtype=torch.float64))
-    assert not winograd.can_run(torch.zeros(1, 16, 8, 8, device="meta"))
+    assert winograd.can_run(torch.zeros(1, 16, 8, 8), FILTERS)
+    assert not winograd.can_run(torch.zeros(1, 16, 8, 8, dtype=torch.float64), FILTERS)
+    assert not winograd.can_run(torch.zeros(1, 16, 8, 8), FILTERS.double())
+    assert not winograd.can_run(torch.zeros(1, 16, 8, 8, device="meta"), FILTERS)
     assert not winograd.supports(3, 16)
     assert not winograd.supports(16, 50)
 

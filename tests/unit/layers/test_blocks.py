@@ -1,11 +1,11 @@
-"""TensorFlow's padding "same", against an independent definition and a plain convolution."""
+"""TensorFlow's padding "same" and the shortcut without weights, against independent definitions."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from convolve.layers.blocks import SamePadConv2d, conv_norm, same_padding
+from convolve.layers.blocks import PaddedShortcut, SamePadConv2d, conv_norm, same_padding
 from convolve.layers.norm import NormFactory
 
 NORMS = NormFactory("batch", 1, 1e-3, 0.99)
@@ -48,3 +48,23 @@ def test_only_layers_with_a_stride_need_another_class():
     assert type(conv_norm((8, 8), 3, NORMS, stride=2, padding="same")[0]) is SamePadConv2d
     assert type(conv_norm((8, 8), 3, NORMS, padding="same")[0]) is nn.Conv2d
     assert type(conv_norm((8, 8), 3, NORMS, stride=2)[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_padded_shortcut_is_a_slice_and_its_gradient_keeps_the_memory_layout(layout, stride):
+    x = torch.randn(2, 4, 7, 6).contiguous(memory_format=layout).requires_grad_()
+    y = PaddedShortcut(3, stride)(x)
+    expected = functional.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, 3))
+    assert torch.equal(y, expected)
+    g = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, g)
+    assert torch.equal(dx, *torch.autograd.grad(expected, x, g))
+    assert dx.is_contiguous(memory_format=layout)
+
+
+def test_a_padded_shortcut_takes_part_in_function_transforms():
+    shortcut = PaddedShortcut(1, 2)
+    x = torch.randn(5, 2, 3, 4, 4, dtype=torch.float64)
+    assert torch.equal(torch.func.vmap(shortcut)(x), torch.stack([shortcut(one) for one in x]))
+    assert torch.autograd.gradgradcheck(shortcut, x[0].requires_grad_())

@@ -10,9 +10,8 @@ from PIL import Image
 
 from convolve.inference.decoding import DecodeRequest
 from convolve.inference.preprocess import InputSpec
-from convolve.sandbox import Sandbox
 from convolve.serving import decoding
-from convolve.serving.decoding import LIMITS, DecoderPool
+from convolve.serving.decoding import DecoderPool
 from convolve.serving.requests import RequestError
 
 pytest.importorskip("starlette", reason="the extra 'serve' is not installed")
@@ -33,12 +32,15 @@ def run_with_pool(test):
     """Run a test with one decoder whose child dies of images named "die"; return the sizes of its batches."""
     sizes = []
 
+    def noted(batch):
+        sizes.append(len(batch))
+        return batch
+
     async def run():
-        pool = DecoderPool(1)
-        pool._sandboxes = [Sandbox("fragile_decoder:decode_or_die", LIMITS)]
+        pool = DecoderPool(1, "fragile_decoder:decode_or_die")
         pool.start()
-        decode = pool._decode
-        pool._decode = lambda sandbox, batch: sizes.append(len(batch)) or decode(sandbox, batch)
+        take_batch = pool._take_batch
+        pool._take_batch = lambda: noted(take_batch())
         try:
             await test(pool)
         finally:

@@ -78,8 +78,9 @@ class Decoder(Generic[T]):
             self._fail(error)
 
     def _receive(self) -> None:
-        if self._call is None:  # the child died without one; the next call reports it
+        if self._call is None:  # the child died without one; the next call starts another
             self._unwatch()
+            self.sandbox.close()
             return
         try:
             result = self._call.receive()

@@ -80,8 +80,10 @@ class DecoderPool:
         return results.future
 
     def close(self) -> None:
-        """Kill the children, so a thread that waits for one ends, and wait for the threads."""
+        """Kill the children, so a thread that waits for one ends, and wait for the threads. All requests fail."""
         self._closed = True
+        for upload in self._queue:
+            upload.results.fail(RequestError(503, "shutting down"))
         for decoder in self._decoders:
             decoder.stop()
         self._threads.shutdown(cancel_futures=True)

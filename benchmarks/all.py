@@ -51,6 +51,7 @@ BENCHMARKS = (
     Benchmark("ResNet-20, validation", ("validation_speed.py", "--rounds", "5")),
     Benchmark("Inference", ("infer_engines.py", "--rounds", "5")),
     Benchmark("Serving", ("serve_peers.py", "--rounds", "5"), installs=True),
+    Benchmark("Serving, start", ("serve_start.py",)),
     Benchmark("JPEG input", ("loader_peers.py", "--rounds", "5"), installs=True),
     Benchmark("Decoding in the sandbox", ("decode_sandbox.py",)),
     Benchmark("Replicas and stages", ("parallel_speed.py", "--rounds", "3")),

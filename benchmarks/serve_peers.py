@@ -17,6 +17,7 @@ A peer that cannot be installed or started is reported with the reason.
 import argparse
 import asyncio
 import base64
+import gc
 import json
 import os
 import signal
@@ -239,6 +240,17 @@ def awake(server: ServerProcess) -> Iterator[None]:
         server.send(signal.SIGSTOP)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Stop the garbage collector of the clients, whose pauses of up to 0.1 s would count as latency of the server."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def check_predictions(server: ServerProcess, images: Sequence[str], expected: Sequence[float]) -> None:
     with awake(server):
         for image, probability in zip(images, expected, strict=True):
@@ -250,7 +262,7 @@ def check_predictions(server: ServerProcess, images: Sequence[str], expected: Se
 def measure(server: ServerProcess, images: Sequence[str], clients: int, seconds: float) -> Turn:
     """Measure the saturated rate, then latencies at half of it."""
     requests = [server.request(image) for image in images]
-    with awake(server):
+    with awake(server), uncollected():
         asyncio.run(closed_loop(server, requests, 4, min(0.5, seconds)))
         spent, used = time.process_time(), server.cpu_seconds()
         full = asyncio.run(closed_loop(server, requests, clients, seconds))

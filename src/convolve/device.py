@@ -169,6 +169,11 @@ def available_threads() -> int:
     """Return the CPU threads for this process: OMP_NUM_THREADS, else affinity and the quota of the control group."""
     if os.environ.get("OMP_NUM_THREADS", "").isdigit():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    return available_cores()
+
+
+def available_cores() -> int:
+    """Return the CPU cores for this process: its affinity and the quota of the control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

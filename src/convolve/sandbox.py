@@ -42,6 +42,10 @@ _MAX_MESSAGE = 4096
 START_SECONDS = 60.0
 _KEPT_BYTES = 32 << 20
 _PIPE_BYTES = 1 << 20
+_FIRST_READ = 1 << 16
+_DIED = "sandbox: the child died; the input may need too much memory"
+_GARBAGE = "sandbox: the child reported garbage; it was stopped"
+TIMED_OUT = "sandbox: time limit reached; the input takes too long to process"
 
 Function = Callable[[bytes], bytes]
 
@@ -141,16 +145,76 @@ class Sandbox:
             raise SandboxError(f"sandbox: cannot start ({error}); run `convolve doctor`") from error
         return child
 
+    def begin(self, payload: bytes) -> "Call":
+        """Start a call in the running child, for an event loop. If it fails, `close` the sandbox."""
+        assert self._child is not None, "started"
+        return Call(self._child, self.limits, payload)
+
+    @property
+    def running(self) -> bool:
+        """True if there is a child, which may have died."""
+        return self._child is not None
+
     def _exchange(self, child: "subprocess.Popen[bytes]", payload: bytes, deadline: float) -> bytes:
+        call = Call(child, self.limits, payload)
+        while not call.send():
+            _wait(call.input, selectors.EVENT_WRITE, deadline)
+        while (result := call.receive()) is None:
+            _wait(call.output, selectors.EVENT_READ, deadline)
+        return result
+
+
+class Call:
+    """A call in progress. `send` and `receive` do what is possible without waiting.
+
+    `input` and `output` are the descriptors to wait for: until all is sent, then until the result is there.
+    """
+
+    def __init__(self, child: "subprocess.Popen[bytes]", limits: Limits, payload: bytes) -> None:
         assert child.stdin is not None and child.stdout is not None, "both streams are pipes"
-        _write_all(child.stdin.fileno(), _CALL.pack(len(payload)) + payload, deadline)
-        status, size = _RESULT.unpack(_read_exactly(child.stdout.fileno(), _RESULT.size, deadline))
-        if size > (self.limits.result_bytes if status == _OK else _MAX_MESSAGE):
-            raise SandboxError(f"sandbox: a result of {size} bytes is over the limit; use smaller input")
-        result = _read_exactly(child.stdout.fileno(), size, deadline)
-        if status == _OK:
+        self.input, self.output = child.stdin.fileno(), child.stdout.fileno()
+        self._limits = limits
+        self._unsent = memoryview(_CALL.pack(len(payload)) + payload)
+        self._received = bytearray()
+        self._status: int | None = None
+        self._end = _FIRST_READ
+
+    def send(self) -> bool:
+        """Write what the pipe takes. Return True if that was the last of it."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.input, self._unsent) :]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise SandboxError(_DIED) from error
+        return True
+
+    def receive(self) -> bytes | None:
+        """Read once. Return the result when it is complete; errors of convolve are raised again here."""
+        try:
+            part = os.read(self.output, min(self._end - len(self._received), _PIPE_BYTES))
+        except BlockingIOError:
+            return None
+        if not part:
+            raise SandboxError(_DIED)
+        self._received += part
+        if self._status is None and len(self._received) >= _RESULT.size:
+            self._read_header()
+        if self._status is None or len(self._received) < self._end:
+            return None
+        if len(self._received) > self._end:
+            raise SandboxError(_GARBAGE)
+        result = bytes(memoryview(self._received)[_RESULT.size :])
+        if self._status == _OK:
             return result
         raise _rebuild_error(result)
+
+    def _read_header(self) -> None:
+        self._status, size = _RESULT.unpack_from(self._received)
+        if size > (self._limits.result_bytes if self._status == _OK else _MAX_MESSAGE):
+            raise SandboxError(f"sandbox: a result of {size} bytes is over the limit; use smaller input")
+        self._end = _RESULT.size + size
 
 
 def _enlarge_pipe(descriptor: int) -> None:
@@ -167,49 +231,19 @@ def _rebuild_error(message: bytes) -> ConvolveError:
         name, text = json.loads(message)
         kind = getattr(errors, str(name), SandboxError)
     except ValueError:
-        return SandboxError("sandbox: the child reported garbage; it was stopped")
+        return SandboxError(_GARBAGE)
     if isinstance(kind, type) and issubclass(kind, ConvolveError):
         return kind(str(text))
     return SandboxError(str(text))
 
 
 def _wait(descriptor: int, event: int, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise SandboxError(TIMED_OUT)
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, event)
-        selector.select(max(0.0, deadline - time.monotonic()))
-
-
-def _check_time(deadline: float) -> None:
-    if time.monotonic() >= deadline:
-        raise SandboxError("sandbox: time limit reached; the input takes too long to process")
-
-
-def _write_all(descriptor: int, data: bytes, deadline: float) -> None:
-    view = memoryview(data)
-    while view:
-        _check_time(deadline)
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:
-            _wait(descriptor, selectors.EVENT_WRITE, deadline)
-        except OSError as error:
-            raise SandboxError("sandbox: the child died; the input may need too much memory") from error
-
-
-def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
-    parts: list[bytes] = []
-    while size:
-        _check_time(deadline)
-        try:
-            part = os.read(descriptor, min(size, 1 << 20))
-        except BlockingIOError:
-            _wait(descriptor, selectors.EVENT_READ, deadline)
-            continue
-        if not part:
-            raise SandboxError("sandbox: the child died; the input may need too much memory")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        selector.select(left)
 
 
 # The child. It starts single-threaded, since Landlock binds only the calling thread and those it starts later.

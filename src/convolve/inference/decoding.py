@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,20 @@ class DecodeRequest:
 def pack_requests(requests: Sequence[DecodeRequest]) -> bytes:
     """Return requests that have the same `spec` and `max_pixels` as one block of bytes."""
     images = [(request.name, request.invert, len(request.data)) for request in requests]
-    header = {"spec": asdict(requests[0].spec), "max_pixels": requests[0].max_pixels, "images": images}
-    return b"".join((json.dumps(header).encode(), b"\n", *(request.data for request in requests)))
+    common = _encode_spec(requests[0].spec, requests[0].max_pixels)
+    header = f"{common}\n{json.dumps(images)}\n".encode()
+    return b"".join((header, *(request.data for request in requests)))
+
+
+@lru_cache
+def _encode_spec(spec: InputSpec, max_pixels: int) -> str:
+    return json.dumps({"spec": asdict(spec), "max_pixels": max_pixels})
+
+
+@lru_cache
+def _decode_spec(encoded: bytes) -> tuple[InputSpec, int]:
+    values = json.loads(encoded)
+    return InputSpec(**values["spec"]), values["max_pixels"]
 
 
 def decode_inputs(payload: bytes) -> bytes:
@@ -44,21 +57,21 @@ def decode_inputs(payload: bytes) -> bytes:
 
     Images that remain after `BATCH_SECONDS` are not decoded, so many slow ones do not miss the deadline together.
     """
-    header, _, _ = payload.partition(b"\n")
-    values = json.loads(header)
-    spec, position, data = InputSpec(**values["spec"]), len(header) + 1, memoryview(payload)
+    common_end = payload.index(b"\n")
+    position, data = payload.index(b"\n", common_end + 1) + 1, memoryview(payload)
+    spec, largest = _decode_spec(payload[:common_end])
     statuses: list[int | tuple[bool, str]] = []
     decoded: list[bytes] = []
     end = time.monotonic() + BATCH_SECONDS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about odd metadata, which does not affect the pixels
-        for name, invert, length in values["images"]:
+        for name, invert, length in json.loads(payload[common_end:position]):
             if statuses and time.monotonic() > end:
                 statuses.append(_NOT_REACHED)
                 continue
             encoded, position = data[position : position + length], position + length
             try:
-                image = decode_image_in_thread(encoded, name, channels=spec.channels, largest=values["max_pixels"])
+                image = decode_image_in_thread(encoded, name, channels=spec.channels, largest=largest)
                 decoded.append(preprocess(image, spec, invert).tobytes())
                 statuses.append(_DECODED)
             except DataError as error:
@@ -69,10 +82,10 @@ def decode_inputs(payload: bytes) -> bytes:
 def unpack_results(result: bytes, spec: InputSpec, count: int) -> list[Images | DataError | None]:
     """Return what `decode_inputs` found: the model input [H, W, C] of each image, its error, or None if not reached."""
     try:
-        header, _, pixels = result.partition(b"\n")
-        statuses = json.loads(header)
+        end = result.index(b"\n")
+        statuses = json.loads(result[:end])
         shape = (statuses.count(_DECODED), spec.height, spec.width, spec.channels)
-        decoded = iter(np.frombuffer(pixels, np.uint8).reshape(shape))
+        decoded = iter(np.frombuffer(memoryview(result)[end + 1 :], np.uint8).reshape(shape))
         found = [_read_status(status, decoded) for status in statuses]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SandboxError("sandbox: the child reported garbage; it was stopped") from error

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from convolve.errors import ConvolveError, to_one_line
 from convolve.inference.classifier import Classifier
@@ -67,20 +65,6 @@ class Settings:
     version: str = ""
 
 
-class _Application(Starlette):
-    """Routes, of which POST /predict is called without a search for it."""
-
-    def __init__(self, predict: PredictEndpoint, routes: list[Route], lifespan: Any) -> None:
-        super().__init__(routes=routes, lifespan=lifespan)
-        self._predict = predict
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == PREDICT_PATH and scope["method"] == "POST":
-            await self._predict(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-
 class Server:
     """State that lives as long as the application, and its request handlers."""
 
@@ -94,7 +78,7 @@ class Server:
         self._batchers: dict[str, Batcher] = {}
         self._decoders = DecoderPool()
         self._bodies = BodyReader(settings.limits)
-        self._predict = PredictEndpoint(
+        self.predict = PredictEndpoint(
             self.gate, settings.limits, self.metrics, self._bodies, self._decoders, self._batchers
         )
 
@@ -113,8 +97,8 @@ class Server:
         for path, (name, media_type) in PAGES.items():
             handlers[path] = partial(_serve_file, folder.joinpath(name).read_bytes(), media_type)
         routes = [Route(path, self._guard(handler)) for path, handler in handlers.items()]
-        routes.append(Route(PREDICT_PATH, self._predict, methods=["POST"]))
-        return _Application(self._predict, routes, self._lifespan)
+        routes.append(Route(PREDICT_PATH, self.predict, methods=["POST"]))
+        return Starlette(routes=routes, lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
@@ -160,7 +144,7 @@ class Server:
         async def guarded(request: Request) -> Response:
             start, path = time.perf_counter(), request.scope["path"]
             try:
-                self.gate.authorize(path, read_headers(request.scope))
+                self.gate.authorize(path, read_headers(request.scope["headers"]))
                 response = await handler(request)
             except ConvolveError as error:
                 status, content = describe_error(error)
@@ -205,7 +189,7 @@ class Server:
 
     async def _samples(self, request: Request) -> Response:
         """Return sample images by class, stored in the run; the client names a model, never a file."""
-        batcher = self._predict.choose_batcher(request.query_params)
+        batcher = self.predict.choose_batcher(request.query_params)
         run, classes = self._models[batcher.name].run, batcher.classifier.metadata.classes
         loop = asyncio.get_running_loop()
         samples = {} if run is None else await loop.run_in_executor(None, read_samples, run, classes)

@@ -18,6 +18,7 @@ from convolve.data.image_io import Images
 from convolve.errors import DataError, ImageTooLargeError, SandboxError
 from convolve.inference.decoding import DecodeRequest, pack_requests, unpack_results
 from convolve.sandbox import Sandbox
+from convolve.serving.decoder import Decoder
 from convolve.serving.pending import PendingResults
 from convolve.serving.requests import RequestError
 
@@ -30,6 +31,7 @@ BATCH_PIXEL_BYTES = 16 << 20
 SMALL_BYTES = 64 << 10
 
 Decoded: TypeAlias = Images | RequestError
+Found: TypeAlias = list[Images | DataError | None]
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class _QueuedUpload:
 
 
 class DecoderPool:
-    """Sandboxes with a thread each, and the queue of uploads."""
+    """Sandboxes, and the queue of uploads."""
 
-    def __init__(self, count: int = DECODERS) -> None:
+    def __init__(self, count: int = DECODERS, function: str = "convolve.inference.decoding:decode_inputs") -> None:
+        self._sandboxes = [Sandbox(function, LIMITS) for _ in range(count)]
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="decode")
-        self._sandboxes = [Sandbox("convolve.inference.decoding:decode_inputs", LIMITS) for _ in range(count)]
-        self._idle: list[Sandbox] = []
+        self._decoders: list[Decoder[Found]] = []
+        self._idle: list[Decoder[Found]] = []
         self._queue: deque[_QueuedUpload] = deque()
         self._scheduled = False
         self._closed = False
@@ -61,11 +64,12 @@ class DecoderPool:
     def start(self) -> None:
         """Start the children now, so the first uploads do not wait for them."""
         self._loop = asyncio.get_running_loop()
-        for sandbox in self._sandboxes:
-            starting = self._loop.run_in_executor(self._threads, self._start, sandbox)
-            starting.add_done_callback(partial(self._release, sandbox))
+        self._decoders = [Decoder(sandbox, self._threads) for sandbox in self._sandboxes]
+        for decoder in self._decoders:
+            starting = self._loop.create_task(decoder.start())
+            starting.add_done_callback(partial(self._release, decoder))
 
-    async def decode(self, requests: Sequence[DecodeRequest]) -> list[Decoded]:
+    def decode(self, requests: Sequence[DecodeRequest]) -> "asyncio.Future[list[Decoded]]":
         """Decode images. An error is returned, not raised: the other images of a request may be fine."""
         results: PendingResults[Decoded] = PendingResults(self._loop, len(requests))
         for index, request in enumerate(requests):
@@ -73,24 +77,22 @@ class DecoderPool:
         if not self._scheduled:  # after all requests that have already arrived
             self._scheduled = True
             self._loop.call_soon(self._dispatch)
-        return await results.future
+        return results.future
 
     def close(self) -> None:
-        """Kill the children, so a thread that waits for one ends, and wait for the threads."""
+        """Kill the children, so a thread that waits for one ends, and wait for the threads. All requests fail."""
         self._closed = True
-        for sandbox in self._sandboxes:
-            sandbox.kill()
+        for upload in self._queue:
+            upload.results.fail(RequestError(503, "shutting down"))
+        for decoder in self._decoders:
+            decoder.stop()
         self._threads.shutdown(cancel_futures=True)
         for sandbox in self._sandboxes:
             sandbox.close()
 
-    def _start(self, sandbox: Sandbox) -> None:
-        if not self._closed:
-            sandbox.start()
-
-    def _release(self, sandbox: Sandbox, started: "asyncio.Future[None]") -> None:
+    def _release(self, decoder: Decoder[Found], started: "asyncio.Future[None]") -> None:
         started.cancelled() or started.exception()  # a child that cannot start is reported to the first request
-        self._idle.append(sandbox)
+        self._idle.append(decoder)
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -99,9 +101,11 @@ class DecoderPool:
         while self._queue and self._idle and not self._closed:
             batch = self._take_batch()
             if batch:
-                sandbox = self._idle.pop()
-                decoding = self._loop.run_in_executor(self._threads, self._decode, sandbox, batch)
-                decoding.add_done_callback(partial(self._deliver, sandbox, batch))
+                decoder = self._idle.pop()
+                seconds = LIMITS.seconds if len(batch) == 1 else BATCH_SECONDS
+                unpack = partial(unpack_results, spec=batch[0].request.spec, count=len(batch))
+                decoding = decoder.run(pack_requests([upload.request for upload in batch]), seconds, unpack)
+                decoding.add_done_callback(partial(self._deliver, decoder, batch))
 
     def _take_batch(self) -> list[_QueuedUpload]:
         """Take images that can be decoded together, without those whose request has ended."""
@@ -112,23 +116,11 @@ class DecoderPool:
                 batch.append(upload)
         return batch
 
-    def _decode(self, sandbox: Sandbox, batch: list[_QueuedUpload]) -> list[Images | DataError | None]:
-        """Decode a batch in a thread. None: not decoded, since others took too long."""
-        payload = pack_requests([upload.request for upload in batch])
-        seconds = LIMITS.seconds if len(batch) == 1 else BATCH_SECONDS
-        try:
-            return unpack_results(sandbox.call(payload, seconds), batch[0].request.spec, len(batch))
-        except SandboxError:
-            sandbox.close()
-            raise
-
-    def _deliver(
-        self, sandbox: Sandbox, batch: list[_QueuedUpload], decoding: "asyncio.Future[list[Images | DataError | None]]"
-    ) -> None:
-        self._idle.append(sandbox)
+    def _deliver(self, decoder: Decoder[Found], batch: list[_QueuedUpload], decoding: "asyncio.Future[Found]") -> None:
+        self._idle.append(decoder)
         try:
             for upload, found in zip(batch, decoding.result(), strict=True):
-                if found is None:
+                if found is None:  # not reached, since others took too long
                     self._queue.append(upload)
                 else:
                     upload.results.set(upload.index, _to_response(found))

@@ -3,7 +3,6 @@
 import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from convolve.errors import ConvolveError
@@ -57,9 +56,9 @@ class Gate:
         return headers
 
 
-def read_headers(scope: Mapping[str, Any]) -> dict[str, str]:
+def read_headers(headers: RawHeaders) -> dict[str, str]:
     """Return the headers of a request by name in lower case; the first of several counts."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
 
 
 def describe_error(error: ConvolveError) -> tuple[int, dict[str, str]]:

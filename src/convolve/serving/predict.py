@@ -1,8 +1,4 @@
-"""POST /predict, from the request to its response.
-
-An ASGI application that uvicorn calls without the layers of starlette: for a small model, those take longer than the
-model itself.
-"""
+"""POST /predict, from the request to its response."""
 
 import asyncio
 import base64
@@ -19,12 +15,11 @@ from convolve.data.image_io import Images
 from convolve.errors import ConvolveError
 from convolve.inference.classifier import Classifier, choose_labels, rank_classes
 from convolve.inference.decoding import DecodeRequest
-from convolve.inference.metadata import ModelMetadata
 from convolve.inference.overlay import input_png, overlay_png
 from convolve.serving.batcher import Batcher
 from convolve.serving.deadline import Deadline, current_task
-from convolve.serving.decoding import Decoded, DecoderPool
-from convolve.serving.gate import Gate, describe_error, read_headers
+from convolve.serving.decoding import DecoderPool
+from convolve.serving.gate import Gate, RawHeaders, describe_error, read_headers
 from convolve.serving.metrics import Metrics
 from convolve.serving.requests import (
     BodyReader,
@@ -39,6 +34,7 @@ from convolve.serving.requests import (
 )
 
 PREDICT_PATH = "/predict"
+_JSON = (b"content-type", b"application/json")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -54,19 +50,30 @@ class PredictEndpoint:
     batchers: dict[str, Batcher]
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Respond as an ASGI application."""
+        status, headers, body = await self.respond(scope["headers"], scope["query_string"], receive)
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def respond(
+        self, raw_headers: RawHeaders, query_string: bytes, receive: Receive, arrived: bytes | None = None
+    ) -> tuple[int, RawHeaders, bytes]:
+        """Return status, headers without the length, and body of the response.
+
+        Args:
+            arrived: the body of the request, if it is complete already.
+        """
         start = time.perf_counter()
         try:
-            headers = read_headers(scope)
+            headers = read_headers(raw_headers)
             self.gate.authorize(PREDICT_PATH, headers)
-            status, content = 200, await self._predict(scope["query_string"], headers, receive)
+            status, content = 200, await self._predict(query_string, headers, receive, arrived)
         except ConvolveError as error:
             status, content = describe_error(error)
         body = _encode(content).encode()
         self.metrics.count_response(PREDICT_PATH, status, time.perf_counter() - start)
-        content_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
-        response_headers = content_headers + self.gate.response_headers(status)
-        await send({"type": "http.response.start", "status": status, "headers": response_headers})
-        await send({"type": "http.response.body", "body": body})
+        return status, [_JSON, *self.gate.response_headers(status)], body
 
     def choose_batcher(self, query: Mapping[str, str]) -> Batcher:
         """Return the model that a request names, or the first one."""
@@ -77,13 +84,15 @@ class PredictEndpoint:
             raise RequestError(404, f"unknown model; available: {', '.join(self.batchers)}")
         return self.batchers[name]
 
-    async def _predict(self, query_string: bytes, headers: Mapping[str, str], receive: Receive) -> dict[str, Any]:
+    async def _predict(
+        self, query_string: bytes, headers: Mapping[str, str], receive: Receive, arrived: bytes | None
+    ) -> dict[str, Any]:
         query = parse_query(query_string)
         batcher = self.choose_batcher(query)
         with batcher.admit():
             self.metrics.accepted += 1
             task = current_task()
-            body = await self.bodies.read(task, receive, headers.get("content-length"))
+            body = await self.bodies.read(task, receive, headers.get("content-length"), arrived)
             try:
                 uploads, values = parse_uploads(body, headers.get("content-type", ""), self.limits)
                 options = PredictOptions.parse({**values, **query})
@@ -97,7 +106,10 @@ class PredictEndpoint:
     async def _classify(
         self, batcher: Batcher, uploads: list[UploadedImage], options: PredictOptions
     ) -> dict[str, Any]:
-        inputs = await self._decode(batcher.classifier.metadata, uploads, options)
+        spec, max_pixels = batcher.classifier.metadata.input_spec, self.limits.pixels
+        inputs = await self.decoders.decode(
+            [DecodeRequest(upload.data, upload.name, spec, options.invert, max_pixels) for upload in uploads]
+        )
         valid = [pixels for pixels in inputs if not isinstance(pixels, RequestError)]
         if not valid:
             raise next(error for error in inputs if isinstance(error, RequestError))
@@ -113,14 +125,6 @@ class PredictEndpoint:
             for upload, pixels in zip(uploads, inputs, strict=True)
         ]
         return {"model": batcher.name, "version": classifier.version, "predictions": predictions}
-
-    async def _decode(
-        self, metadata: ModelMetadata, uploads: list[UploadedImage], options: PredictOptions
-    ) -> list[Decoded]:
-        spec, max_pixels = metadata.input_spec, self.limits.pixels
-        return await self.decoders.decode(
-            [DecodeRequest(upload.data, upload.name, spec, options.invert, max_pixels) for upload in uploads]
-        )
 
 
 def _format_prediction(

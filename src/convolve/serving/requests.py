@@ -112,15 +112,26 @@ class BodyReader:
         self._limits = limits
         self.held = 0
 
-    async def read(self, task: "asyncio.Task[Any]", receive: Receive, content_length: str | None) -> bytes:
+    async def read(
+        self, task: "asyncio.Task[Any]", receive: Receive, content_length: str | None, arrived: bytes | None = None
+    ) -> bytes:
         """Return a whole body, or raise as soon as a limit is exceeded. Call `release` when done with the body.
 
         Args:
             task: the current one.
+            arrived: the body, if it arrived with the header and there is nothing to wait for.
         """
         limits = self._limits
         if content_length is not None and not _fits(content_length, limits.body_bytes):
             raise RequestError(413, f"Content-Length {content_length[:20]}: at most {limits.body_bytes} bytes allowed")
+        if arrived is not None:
+            self.held += len(arrived)
+            try:
+                self._check_size(len(arrived))
+            except RequestError:
+                self.release(arrived)
+                raise
+            return arrived
         body = bytearray()
         try:
             with Deadline(task, limits.body_seconds):
@@ -147,10 +158,13 @@ class BodyReader:
             chunk, more = message.get("body", b""), message.get("more_body", False)
             body += chunk
             self.held += len(chunk)
-            if len(body) > self._limits.body_bytes:
-                raise RequestError(413, f"body too large: at most {self._limits.body_bytes} bytes allowed")
-            if self.held > self._limits.all_bodies_bytes:
-                raise OverloadedError("too much data in transfer; try again later")
+            self._check_size(len(body))
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.body_bytes:
+            raise RequestError(413, f"body too large: at most {self._limits.body_bytes} bytes allowed")
+        if self.held > self._limits.all_bodies_bytes:
+            raise OverloadedError("too much data in transfer; try again later")
 
     def release(self, body: bytes) -> None:
         """Return the memory of a body to the budget."""

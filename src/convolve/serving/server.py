@@ -1,6 +1,6 @@
 """`convolve serve`: the uvicorn server around the application, and the options of the command.
 
-Connections that do not send a complete header in time are closed. On a signal the server drains: readiness fails and
+On a signal the server drains: readiness fails and
 connections are no longer kept alive, then it stops listening and finishes the requests in progress.
 """
 
@@ -32,75 +32,17 @@ from convolve.serving.requests import Limits
 
 try:
     import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from convolve.serving.app import Reload, ServedModel, Server, Settings
+    from convolve.serving.connection import GuardedProtocol
 except ImportError as error:
     raise ExtraError(f"serve (module {error.name})", "serve") from None
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 DRAIN_SECONDS = 1.0
-FINAL_WAIT_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 15
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+GC_OBJECTS = 20_000  # those of some hundred requests; Python's default of 700 are those of a few
 SWITCH_SECONDS = 0.0005  # Python's default of 5 ms would delay every response while a forward pass runs
-
-
-class GuardedProtocol(HttpToolsProtocol):
-    """A connection that must send a complete request header in time and within a size, limited in number."""
-
-    limits = Limits()
-    _deadline: asyncio.TimerHandle | None = None
-    _received = 0
-
-    def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= self.limits.connections:
-            transport.abort()
-            return
-        super().connection_made(transport)
-        self._start_timeout()
-
-    def data_received(self, data: bytes) -> None:
-        if self.transport is None:
-            return
-        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_timeout()
-        self._received += len(data)
-        super().data_received(data)
-        # The parser keeps headers before a handler can look at a token, and the trailers of a chunked body after it.
-        if self.transport.is_closing():
-            return
-        if self._deadline is not None and self._received > self.limits.head_bytes:
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
-        elif self._received > self.limits.head_bytes + 2 * self.limits.body_bytes:
-            self.transport.abort()
-
-    def on_headers_complete(self) -> None:
-        self._cancel_timeout()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timeout()
-        if self.transport is not None:
-            super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        """Close an idle connection after a short wait, so a request that is already on its way is still served."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            super().shutdown()
-            return
-        self._cancel_timeout()
-        self._deadline = self.loop.call_later(FINAL_WAIT_SECONDS, self.transport.close)
-
-    def _start_timeout(self) -> None:
-        self._received = 0
-        self._deadline = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
-
-    def _cancel_timeout(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 class DrainingServer(uvicorn.Server):
@@ -178,7 +120,7 @@ def run_server(server: Server, host: str, port: int, on_start: Callable[[str], o
         server.application(),
         host=host,
         port=port,
-        http=type("LimitedProtocol", (GuardedProtocol,), {"limits": limits}),
+        http=type("LimitedProtocol", (GuardedProtocol,), {"limits": limits, "predict": server.predict}),
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -192,6 +134,7 @@ def run_server(server: Server, host: str, port: int, on_start: Callable[[str], o
     draining_server = DrainingServer(config, server, on_start)
     gc.collect()
     gc.freeze()  # collections during requests need not look at models and modules
+    gc.set_threshold(GC_OBJECTS)
     draining_server.run()
     return draining_server.stopped_by
 

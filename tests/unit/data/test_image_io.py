@@ -42,6 +42,41 @@ def test_black_and_white_bits_become_0_and_255(tmp_path: Path) -> None:
     assert read_image(path, channels=1)[0, :, 0].tolist() == [255] * 4 + [0] * 4
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (37, 23), (300, 200)])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_a_plain_png_has_the_pixels_that_pillow_reads(
+    tmp_path: Path, mode: str, size: tuple[int, int], channels: int
+) -> None:
+    """Smooth and noisy rows use all filters of PNG, and the large images have several chunks of pixels."""
+    rng, (width, height) = np.random.default_rng(0), size
+    noise = rng.integers(0, 256, (height, width, 3), np.uint8)
+    smooth = np.broadcast_to(np.add.outer(np.arange(height), np.arange(width))[..., None] % 256, noise.shape)
+    image = Image.fromarray(np.where(np.arange(height)[:, None, None] % 3 == 0, noise, smooth).astype(np.uint8))
+    for options in ({}, {"dpi": (300, 300)}, {"compress_level": 0}, {"gamma": 1}, {"icc_profile": b"none"}):
+        path = save(image.convert(mode), tmp_path / "plain", **options)
+        with Image.open(path) as expected:
+            pixels = np.asarray(expected.convert("L" if channels == 1 else "RGB")).reshape(height, width, channels)
+        assert np.array_equal(read_image(path, channels=channels), pixels)
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [({}, True), ({"dpi": (72, 72)}, True), ({"transparency": (0, 0, 0)}, False), ({"bits": 4}, False)],
+    ids=str,
+)
+def test_only_a_plain_png_is_decoded_without_opening_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, object], plain: bool
+) -> None:
+    image = Image.fromarray(RED_GREEN)
+    path = save(image.quantize() if "bits" in options else image, tmp_path / "image", **options)
+    opened = []
+    original = Image.open
+    monkeypatch.setattr(Image, "open", lambda *args, **options: opened.append(args) or original(*args, **options))
+    read_image(path, channels=3)
+    assert bool(opened) is not plain
+
+
 @pytest.mark.parametrize("mode", ["LA", "RGBA", "PA", "P"])
 def test_transparency_is_laid_on_white(tmp_path: Path, mode: str) -> None:
     rgba = Image.new("RGBA", (4, 3), (0, 0, 0, 0))

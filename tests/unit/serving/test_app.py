@@ -276,6 +276,54 @@ def test_slow_and_endless_bodies_are_rejected(server):
     assert server.predict(digit(7))[1]["predictions"][0]["label"] == "7"
 
 
+def read_to_end(connection):
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_requests_on_one_connection_get_their_responses_in_order(server):
+    """All at once, with the last one closing the connection: the first bypasses the queue of the others."""
+    data = b""
+    for number in range(4):
+        body = digit(number)
+        close = b"Connection: close\r\n" if number == 3 else b""
+        data += b"POST /predict?top=%d HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n" % (number + 1)
+        data += close + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(data)
+        responses = read_to_end(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    heads, bodies = zip(*(response.split(b"\r\n\r\n") for response in responses), strict=True)
+    predictions = [json.loads(body)["predictions"][0] for body in bodies]
+    assert [len(prediction["probabilities"]) for prediction in predictions] == [1, 2, 3, 4]
+    names = [{line.partition(b":")[0].lower() for line in head.split(b"\r\n")} for head in heads]
+    assert names[0] == names[1] == names[3] - {b"connection"}
+    assert b"content-security-policy" in names[0] and b"date" in names[0]
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_connection_is_closed_after_the_response_if_the_client_wishes(server, version):
+    body = digit(7)
+    head = b"POST /predict HTTP/%b\r\nHost: localhost\r\nConnection: close\r\nContent-Type: image/png\r\n" % version
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        response = read_to_end(connection)
+    assert b"200 OK" in response and b"connection: close" in response
+
+
+def test_a_client_that_waits_for_permission_gets_it_before_it_sends_the_body(server):
+    body = digit(7)
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nExpect: 100-continue\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body[:50])
+        time.sleep(0.05)
+        connection.sendall(body[50:])
+        assert b"200 OK" in read_to_end(connection)
+
+
 @pytest.mark.parametrize("line", [b"X-%d: %s\r\n", b"%d%s"], ids=["many headers", "one endless header"])
 def test_headers_over_the_limit_are_rejected_before_they_fill_memory(server, line):
     before = server.memory_mb()

@@ -8,7 +8,7 @@ import pytest
 from convolve.data.transforms.normalize import Transform
 from convolve.errors import ConvolveError
 from convolve.inference.metadata import ModelMetadata
-from convolve.serving.batcher import Batcher, BatchPolicy
+from convolve.serving.batcher import SHORT_SECONDS, Batcher, BatchPolicy
 from convolve.serving.metrics import Metrics
 from convolve.serving.requests import OverloadedError
 
@@ -53,6 +53,21 @@ def test_concurrent_requests_are_batched_and_get_their_results_in_order():
         results = await asyncio.gather(*(batcher.classify([image(n), image(n + 100)]) for n in range(16)))
         assert [[row[0] for row in rows] for _, rows in results] == [[n, n + 100] for n in range(16)]
         assert classifier.sizes == [8, 8, 8, 8]
+
+    run_with_batcher(test)
+
+
+def test_on_one_core_only_batches_that_are_not_short_run_in_a_thread():
+    async def test(batcher, classifier):
+        threads, classify = [], classifier.classify
+        classifier.may_run.set()
+        classifier.classify = lambda pixels: threads.append(threading.current_thread()) or classify(pixels)
+        loop_thread = threading.current_thread()
+        for one_core, seconds, inline in ((False, 0.0, False), (True, 0.0, True), (True, SHORT_SECONDS / 7, False)):
+            batcher._one_core, batcher._image_seconds = one_core, seconds
+            await batcher.classify([image(1)] * 8)
+            assert (threads.pop() is loop_thread) is inline
+            assert batcher._image_seconds > 0
 
     run_with_batcher(test)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ from PIL import Image
 
 from convolve.inference.decoding import DecodeRequest
 from convolve.inference.preprocess import InputSpec
-from convolve.sandbox import Sandbox
 from convolve.serving import decoding
 from convolve.serving.decoding import LIMITS, DecoderPool
 from convolve.serving.requests import RequestError
@@ -33,12 +33,15 @@ def run_with_pool(test):
     """Run a test with one decoder whose child dies of images named "die"; return the sizes of its batches."""
     sizes = []
 
+    def noted(batch):
+        sizes.append(len(batch))
+        return batch
+
     async def run():
-        pool = DecoderPool(1)
-        pool._sandboxes = [Sandbox("fragile_decoder:decode_or_die", LIMITS)]
+        pool = DecoderPool(1, "fragile_decoder:decode_or_die")
         pool.start()
-        decode = pool._decode
-        pool._decode = lambda sandbox, batch: sizes.append(len(batch)) or decode(sandbox, batch)
+        take_batch = pool._take_batch
+        pool._take_batch = lambda: noted(take_batch())
         try:
             await test(pool)
         finally:
@@ -84,3 +87,49 @@ def test_a_batch_has_a_limit_of_pixels(monkeypatch):
         assert len(await pool.decode([request(n) for n in range(7)])) == 7
 
     assert run_with_pool(test) == [3, 3, 1]
+
+
+def test_a_child_that_died_between_two_uploads_is_replaced():
+    async def test(pool):
+        await pool.decode([request(1)])
+        (sandbox,) = pool._sandboxes
+        sandbox.kill()
+        while sandbox.running:
+            await asyncio.sleep(0.01)
+        assert int((await pool.decode([request(2)]))[0][0, 0, 0]) == 2
+
+    assert run_with_pool(test) == [1, 1]
+
+
+def test_uploads_that_are_larger_than_a_pipe_arrive_whole():
+    async def test(pool):
+        large = DecodeRequest(request(5).data + bytes(5 << 20), "large", request(5).spec)
+        found = await pool.decode([large, request(1), large])
+        assert [int(pixels[0, 0, 0]) for pixels in found] == [5, 1, 5]
+
+    assert run_with_pool(test) == [1, 1, 1]
+
+
+def test_an_image_that_takes_too_long_is_an_error_and_the_next_one_is_decoded(monkeypatch):
+    monkeypatch.setattr(decoding, "LIMITS", replace(LIMITS, seconds=0.3))
+
+    async def test(pool):
+        (slow,) = await pool.decode([request(1, "sleep")])
+        assert slow.status == 413 and "time limit reached" in str(slow)
+        assert isinstance((await pool.decode([request(4)]))[0], np.ndarray)
+
+    assert run_with_pool(test)[0] == 1
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_closing_ends_what_is_being_decoded_and_what_waits(begun):
+    async def test(pool):
+        waiting = [asyncio.create_task(asyncio.wait_for(pool.decode([request(1, "sleep")]), 20)) for _ in range(2)]
+        while begun and pool._decoders[0]._call is None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        pool.close()
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, RequestError) and result.status == 503
+
+    run_with_pool(test)

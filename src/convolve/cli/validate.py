@@ -1,6 +1,7 @@
 """`convolve validate`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from convolve.compat.programs import translate_program
 from convolve.config.schema import SECTION_OF
 from convolve.errors import ConfigError
 from convolve.loggers.streams import print_line
+from convolve.run_files import RECIPE_FILE
 
 if TYPE_CHECKING:
     from convolve.runs.score import WeightsScore
@@ -23,7 +25,9 @@ def run(argv: Sequence[str]) -> int:
     if any(word.partition("=")[0] == "--weights" for word in argv):
         return score(argv)
     parser = Parser("validate", "Compute the test accuracy of saved checkpoints.", epilog=EPILOG)
-    parser.add_argument("path", type=Path, help="run folder (its newest checkpoint) or checkpoint folder")
+    parser.add_argument(
+        "path", type=Path, help="run folder (its newest checkpoint, or the best one of a run on photos) or checkpoint"
+    )
     parser.add_argument("--all", action="store_true", help="validate every checkpoint of the run, in order")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="labeled folder to score [data of the run]")
     parser.add_argument(
@@ -39,7 +43,9 @@ def run(argv: Sequence[str]) -> int:
     convolve.prepare()
     with open_console(options.json) as console:
         run = convolve.open(options.path, loss=options.loss)
-        validate = run.validate_all if options.all else run.validate
+        # The result of a run on photos is its best checkpoint, as in the last line of `train`.
+        checkpoint = "best" if (options.path / RECIPE_FILE).is_file() else "newest"
+        validate = run.validate_all if options.all else partial(run.validate, checkpoint=checkpoint)
         found = validate(
             options.data_dir,
             metrics=options.metric_names,

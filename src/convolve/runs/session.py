@@ -114,7 +114,7 @@ class Session:
         self.early_stop = metadata.get("early_stop") or {}
         self.stopped_early = metadata.get("stopped_early")
         self.previous_seconds = snapshot.number("seconds", 0.0)
-        self.previous_elapsed = snapshot.number("elapsed_seconds", 0.0)
+        self.previous_elapsed = snapshot.number("elapsed_seconds", 0.0) - elapsed_seconds()
         self.restored_step = self.state.step
         self.weights = read_provenance(metadata.get("weights"))
         require_loss(metadata.get("loss"), self.user.loss)
@@ -171,7 +171,7 @@ class Session:
         return report
 
     def elapsed_seconds(self) -> float:
-        """Return the time of all processes of this run so far, from the start of each."""
+        """Return the time that counts against a budget: of the first process from its start, then from each restore."""
         return self.previous_elapsed + elapsed_seconds()
 
     def _end(self) -> int:

@@ -18,13 +18,14 @@ import convolve
 from convolve.api.session import in_command
 from convolve.api.training import train_plan
 from convolve.checkpoint.store import find_best, load
+from convolve.cli.main import dispatch
 from convolve.config import ModelConfig
 from convolve.errors import ConfigError, DataError
 from convolve.loggers.base import SilentConsole
 from convolve.models import registry
 from convolve.recipes.photos import PhotoPlan, find_photos, plan_photos, run_name
 from convolve.recipes.speed import PhotoTime
-from convolve.run_files import CALIBRATION_FILE, CHECKPOINTS_FOLDER, RECIPE_FILE, VALIDATION_FILE
+from convolve.run_files import CALIBRATION_FILE, CHECKPOINTS_FOLDER, CONFIG_FILE, RECIPE_FILE, VALIDATION_FILE
 from convolve.runs.callbacks import reserved_seconds
 from convolve.runs.clock import count_from_now
 from convolve.runs.load import load_trained
@@ -138,13 +139,18 @@ def test_classifier_separates_colors_and_is_kept_if_it_is_best(photos: Path, wei
     assert (tmp_path / "run" / VALIDATION_FILE).read_text().count("step-000000000") == 1
 
 
-def test_the_accuracy_of_a_run_is_that_of_its_best_checkpoint(photos: Path, weights: Path, tmp_path: Path) -> None:
+def test_the_accuracy_of_a_run_is_that_of_its_best_checkpoint_for_validate_too(
+    photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (photos / "test").rename(photos / "val")
     given = options(tmp_path / "run", weights, learning_rate=0.1, clip_norm=None, warmup_epochs=0, epochs=1)
     report = train(photos, given)
     validations = convolve.open(tmp_path / "run").validations
     assert validations[0].accuracy > validations[-1].accuracy
     assert report.test_accuracy == validations[0].accuracy and report.test_samples == 12
+    assert dispatch(["validate", str(tmp_path / "run"), "--json"]) == 0
+    [record] = json.loads(capsys.readouterr().out.splitlines()[-1])["validations"]
+    assert (record["checkpoint"], record["accuracy"]) == ("step-000000000", report.test_accuracy)
 
 
 def test_zero_epochs_fit_only_the_classifier_on_all_photos(photos: Path, weights: Path, tmp_path: Path) -> None:
@@ -289,6 +295,20 @@ def test_run_with_a_budget_resumes_with_the_same_bits(
     assert weights_hash(tmp_path / "killed") == weights_hash(tmp_path / "whole")
 
 
+def test_starting_again_does_not_count_against_the_budget(
+    photos: Path, weights: Path, tmp_path: Path, measured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the second process stands at a time after the whole budget, as after a slow start."""
+    given = {"minutes": 0.75, "epochs": None}
+    train(photos, options(tmp_path / "whole", weights, **given))
+    with pytest.raises(KeyboardInterrupt):
+        train(photos, options(tmp_path / "killed", weights, **given), KillingConsole("train", 8))
+    monkeypatch.setattr(sys.modules["convolve.runs.session"], "elapsed_seconds", lambda: 1000.0)
+    report = resume(tmp_path / "killed", SilentConsole())
+    assert report.stopped_early is None
+    assert weights_hash(tmp_path / "killed") == weights_hash(tmp_path / "whole")
+
+
 def test_classifier_that_stays_the_best_is_the_one_of_all_photos(photos: Path, weights: Path, tmp_path: Path) -> None:
     """Fine-tuning ruins the model; the result must equal that of a run without fine-tuning."""
     train(photos, options(tmp_path / "tuned", weights, learning_rate=0.05, clip_norm=1.0))
@@ -346,3 +366,23 @@ def test_run_ended_by_sigkill_resumes_with_the_same_bits(
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     resume(tmp_path / "killed", SilentConsole())
     assert weights_hash(tmp_path / "killed") == weights_hash(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task, after", [("features of training", 1), ("train", 400)])
+def test_run_with_a_measured_budget_ended_by_sigkill_equals_one_with_the_same_plan(
+    photos: Path, weights: Path, tmp_path: Path, task: str, after: int
+) -> None:
+    """The plan depends on the speed of the machine, so the uninterrupted run starts from the plan of the killed one."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    given = repr({**options(tmp_path, weights, minutes=30, epochs=None), "run_dir": str(killed)})
+    environment = {**os.environ, "CONVOLVE_CACHE": str(tmp_path / "empty")}
+    command = [sys.executable, "-c", KILLED, task, str(after), str(photos), given]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    whole.mkdir()
+    for name in (CONFIG_FILE, RECIPE_FILE):
+        (whole / name).write_text((killed / name).read_text().replace(str(killed), str(whole)))
+    for folder in (killed, whole):
+        assert resume(folder, SilentConsole()).stopped_early is None
+    assert json.loads((killed / RECIPE_FILE).read_text())["epochs"] == 100
+    assert weights_hash(killed) == weights_hash(whole)

@@ -36,6 +36,7 @@
 #define TILE ((SPOTS + 1) * PANEL) /* floats of one transformed tile in one panel */
 #define BLOCK 64                   /* tiles computed together: as many as fit the L2 cache */
 #define APART (BLOCK * TILE)       /* floats from panel to panel of a block */
+#define AHEAD 3                    /* tiles from one that is transformed to the one that is fetched */
 #define CHUNKS 16                  /* of the tiles, for the filters' gradient, maximum */
 #define SHARED_FLOATS (160 * 1024) /* sums of a gradient from which all threads share one chunk */
 #define MANY_FILTERS (32 * 32)   /* from which all threads transform them */
@@ -153,6 +154,16 @@ INLINE void find_pixels(const shape *s, int64_t tile, const int side, const int 
             int seen = inside || (top + i >= 0 && top + i < s->height && left + j >= 0 && left + j < s->width);
             *at++ = seen ? corner + j * channels : outside;
         }
+}
+
+/* Fetch the pixels of a tile that the tile before it does not have, in time to transform it. */
+INLINE void fetch_ahead(const shape *s, int64_t tile, const int side, const int before, const float *x,
+                        int64_t channels) {
+    int64_t across = ceil_div(s->width, 4), each = across * ceil_div(s->height, 4), place = tile % each;
+    int64_t top = place / across * 4 - before, left = place % across * 4 + side - before - 4;
+    const float *corner = x + ((tile / each * s->height + top) * s->width + left) * channels;
+    for (int i = 0; i < side; i++, corner += s->width * channels)
+        for (int64_t c = 0; c < 4 * channels; c += 16) __builtin_prefetch(corner + c);
 }
 
 /* The upper half of v, twice. */
@@ -362,12 +373,14 @@ static void run_forward(void *argument) {
     for (int64_t first; (first = fetch_add(&work->team.next) * BLOCK) < work->tiles;) {
         int64_t rows = min(work->tiles - first, BLOCK);
         for (int64_t t = 0; t < rows; t++) {
+            fetch_ahead(s, first + t + AHEAD, 6, 1, work->x, s->inputs);
             find_pixels(s, first + t, 6, 1, work->x, s->inputs, zeros, at);
             transform_input(at, s->inputs, v + t * TILE);
         }
         for (int i = 0; i < SPOTS; i++)
             multiply(s, rows, v + i * PANEL, work->sums + i * (filters_size(s) / SPOTS), m + i * PANEL);
         for (int64_t t = 0; t < rows; t++) {
+            fetch_ahead(s, first + t + AHEAD, 4, 0, work->y, s->outputs);
             find_pixels(s, first + t, 4, 0, work->y, s->outputs, waste, at);
             transform_output(m + t * TILE, s->outputs, at);
         }
@@ -393,6 +406,8 @@ static void transform_pair(const job *work, int64_t tile, int64_t t, float *v) {
     const shape *s = work->s;
     float *z = v + panels(s->inputs) * APART;
     const float *zeros = z + panels(s->outputs) * APART, *at[SPOTS];
+    fetch_ahead(s, tile + AHEAD, 6, 1, work->x, s->inputs);
+    fetch_ahead(s, tile + AHEAD, 4, 0, work->dy, s->outputs);
     find_pixels(s, tile, 6, 1, work->x, s->inputs, zeros, at);
     transform_input(at, s->inputs, v + t * TILE);
     find_pixels(s, tile, 4, 0, work->dy, s->outputs, zeros, at);

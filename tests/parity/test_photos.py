@@ -13,6 +13,8 @@ from convolve.config.schema import DataConfig
 from convolve.data.build import fit_normalization, open_train_loader
 from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
+from convolve.kernels import jpeg_region
+from convolve.kernels.build import Unavailable
 from convolve.kernels.resize import resize_by_torch
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
@@ -62,6 +64,7 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
 def test_without_a_compiler_the_weights_are_the_same(photos, tmp_path, monkeypatch):
     session.train(photo_config(photos, "folder", tmp_path / "native"), SilentConsole())
     monkeypatch.setattr(import_module("convolve.data.loader.decoder"), "resize", resize_by_torch)
+    monkeypatch.setattr(jpeg_region, "load", lambda: Unavailable("no compiler"))
     session.train(photo_config(photos, "folder", tmp_path / "torch"), SilentConsole())
     assert weights_hash(tmp_path / "native") == weights_hash(tmp_path / "torch")
 

@@ -137,11 +137,13 @@ def check_ratio(what: str, other: str, ratios: Sequence[float], target: float) -
     return passed
 
 
-def check_limit(what: str, value: float, limit: float, unit: str) -> bool:
-    """Print a value with its limit and return whether it is below."""
-    report_row(f"{what} ({unit})", "", [value], target=f"under {limit:g}")
-    print(f"{what}: {value:.2f} {unit}, under {limit:g}: {_outcome(value < limit)}", flush=True)
-    return value < limit
+def check_limit(what: str, value: float | Sequence[float], limit: float, unit: str) -> bool:
+    """Print a value, or the median over rounds, with its limit and return whether it is below."""
+    values = list(value) if isinstance(value, Sequence) else [value]
+    middle, spread = median(values), f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    report_row(f"{what} ({unit})", "", values, target=f"under {limit:g}")
+    print(f"{what}: {middle:.2f}{spread} {unit}, under {limit:g}: {_outcome(middle < limit)}", flush=True)
+    return middle < limit
 
 
 def _outcome(passed: bool) -> str:

@@ -123,6 +123,11 @@ class DecodingFetcher:
         self._lock = threading.Lock()
         self._bad_rows: set[int] = set()
 
+    @property
+    def can_skip_images(self) -> bool:
+        """True unless broken images are skipped: then every process must find out which."""
+        return self._options.max_bad_samples == 0
+
     def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> PendingPixels:
         """Submit the images to the threads; without threads, they are decoded when the returned function is called."""
         keys = rows if keys is None else keys

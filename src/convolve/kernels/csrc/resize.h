@@ -70,6 +70,56 @@ INLINE void make_group(const uint8_t *lines[2], const int32_t *first, const int1
     _mm_storeu_si128((__m128i *)targets[1], _mm256_extracti128_si256(bytes, 1));
 }
 
+/* Four outputs of two taps: their inputs are within 16 bytes of a line. `bytes` are the places of both inputs of each
+ * output and channel, as words, and `weights` those of the inputs. */
+typedef struct {
+    int64_t start;
+    uint8_t bytes[3][16];
+    int16_t weights[3][8];
+} gather;
+
+/* Fill the plan of one group; returns 0 if its inputs are further apart. */
+static int plan_gather(const int32_t *first, const int16_t *weights, int count, gather *plan) {
+    int32_t start = first[0] < first[count - 1] ? first[0] : first[count - 1];
+    memset(plan->bytes, 0x80, sizeof plan->bytes);
+    memset(plan->weights, 0, sizeof plan->weights);
+    plan->start = (int64_t)CHANNELS * start;
+    for (int n = 0; n < count * CHANNELS; n++) {
+        int q = n / CHANNELS, from = CHANNELS * (first[q] - start) + n % CHANNELS, at = n % 4;
+        if (from < 0 || from + CHANNELS > 15) return 0;
+        plan->bytes[n / 4][4 * at] = (uint8_t)from;
+        plan->bytes[n / 4][4 * at + 2] = (uint8_t)(from + CHANNELS);
+        memcpy(plan->weights[n / 4] + 2 * at, weights + 2 * q, 4);
+    }
+    return 1;
+}
+
+static int plan_gathers(const axis *across, gather *plans) {
+    if (across->taps != 2) return 0;
+    for (int i = 0; i < across->outputs; i += GROUP) {
+        int count = across->outputs - i < GROUP ? across->outputs - i : GROUP;
+        if (!plan_gather(across->first + i, weights_of(across) + 2 * i, count, plans + i / GROUP)) return 0;
+    }
+    return 1;
+}
+
+INLINE void make_gathered(const uint8_t *lines[2], const gather *plan, int bits, uint8_t *targets[2]) {
+    __m128i one = _mm_loadu_si128((const __m128i *)(lines[0] + plan->start));
+    __m128i two = _mm_loadu_si128((const __m128i *)(lines[1] + plan->start));
+    __m256i both = _mm256_set_m128i(two, one), sums[3];
+    for (int q = 0; q < 3; q++) {
+        __m256i place = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)plan->bytes[q]));
+        __m256i weight = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)plan->weights[q]));
+        sums[q] = _mm256_madd_epi16(_mm256_shuffle_epi8(both, place), weight);
+        sums[q] = _mm256_add_epi32(sums[q], _mm256_set1_epi32(1 << (bits - 1)));
+        sums[q] = _mm256_sra_epi32(sums[q], _mm_cvtsi32_si128(bits));
+    }
+    __m256i low = _mm256_packs_epi32(sums[0], sums[1]), high = _mm256_packs_epi32(sums[2], sums[2]);
+    __m256i bytes = _mm256_packus_epi16(low, high);
+    _mm_storeu_si128((__m128i *)targets[0], _mm256_castsi256_si128(bytes));
+    _mm_storeu_si128((__m128i *)targets[1], _mm256_extracti128_si256(bytes, 1));
+}
+
 /* Four sums of two bytes times two weights, for the bytes of one line and those of the next. */
 INLINE void add_lines(__m256i sums[4], const uint8_t *one, const uint8_t *next, __m256i pair) {
     const __m256i none = _mm256_setzero_si256();
@@ -81,11 +131,37 @@ INLINE void add_lines(__m256i sums[4], const uint8_t *one, const uint8_t *next, 
     sums[3] = _mm256_add_epi32(sums[3], _mm256_madd_epi16(_mm256_unpackhi_epi8(high, none), pair));
 }
 
+/* Compute the vectors of 64 bytes of a line, like blend_vectors. */
+INLINE int64_t blend_wide(const uint8_t *lines, int64_t stride, const int16_t *weights, int taps, int bits,
+                          uint8_t *target, int64_t count) {
+    int64_t x = 0;
+#ifdef __AVX512BW__
+    const __m512i none = _mm512_setzero_si512();
+    for (; x + 64 <= count; x += 64) {
+        __m512i half = _mm512_set1_epi32(1 << (bits - 1)), sums[4] = {half, half, half, half};
+        const uint8_t *from = lines + x;
+        for (int k = 0; k < taps; k += 2, from += 2 * stride) {
+            __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + stride);
+            __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
+            __m512i pair = _mm512_set1_epi32(pair_at(weights + k));
+            sums[0] = _mm512_add_epi32(sums[0], _mm512_madd_epi16(_mm512_unpacklo_epi8(low, none), pair));
+            sums[1] = _mm512_add_epi32(sums[1], _mm512_madd_epi16(_mm512_unpackhi_epi8(low, none), pair));
+            sums[2] = _mm512_add_epi32(sums[2], _mm512_madd_epi16(_mm512_unpacklo_epi8(high, none), pair));
+            sums[3] = _mm512_add_epi32(sums[3], _mm512_madd_epi16(_mm512_unpackhi_epi8(high, none), pair));
+        }
+        for (int q = 0; q < 4; q++) sums[q] = _mm512_sra_epi32(sums[q], _mm_cvtsi32_si128(bits));
+        __m512i low = _mm512_packs_epi32(sums[0], sums[1]), high = _mm512_packs_epi32(sums[2], sums[3]);
+        _mm512_storeu_si512(target + x, _mm512_packus_epi16(low, high));
+    }
+#endif
+    return x;
+}
+
 /* Compute the whole vectors of a line; returns the number of bytes. Packing restores the order before unpacking. */
 INLINE int64_t blend_vectors(const uint8_t *lines, int64_t stride, const int16_t *weights, int taps, int bits,
                              uint8_t *target, int64_t count) {
     const __m128i shift = _mm_cvtsi32_si128(bits);
-    int64_t x = 0;
+    int64_t x = blend_wide(lines, stride, weights, taps, bits, target, count);
     for (; x + 32 <= count; x += 32) {
         __m256i half = _mm256_set1_epi32(1 << (bits - 1)), sums[4] = {half, half, half, half};
         const uint8_t *from = lines + x;
@@ -98,6 +174,13 @@ INLINE int64_t blend_vectors(const uint8_t *lines, int64_t stride, const int16_t
     return x;
 }
 #else
+typedef struct {
+    int unused;
+} gather;
+
+static int plan_gathers(const axis *across, gather *plans) { return 0; }
+INLINE void make_gathered(const uint8_t *lines[2], const gather *plan, int bits, uint8_t *targets[2]) {}
+
 INLINE void make_group(const uint8_t *lines[2], const int32_t *first, const int16_t *weights, int taps, int bits,
                        uint8_t *targets[2]) {
     for (int n = 0; n < 2; n++)
@@ -116,14 +199,16 @@ INLINE int64_t blend_vectors(const uint8_t *lines, int64_t stride, const int16_t
 }
 #endif
 
-/* Resize two lines of pixels; all four lines have SPARE bytes after them. */
-INLINE void resize_rows(const uint8_t *one, const uint8_t *two, const axis *across, int taps, uint8_t *target,
-                      int64_t wide) {
+/* Resize two lines of pixels; all four lines have SPARE bytes after them. `plans` may be NULL. */
+INLINE void resize_rows(const uint8_t *one, const uint8_t *two, const axis *across, const gather *plans, uint8_t *target,
+                        int64_t wide) {
     const uint8_t *lines[2] = {one, two};
     uint8_t *targets[2] = {target, target + wide};
     const int16_t *weights = weights_of(across);
-    for (int i = 0; i < across->outputs; i += GROUP) {
-        make_group(lines, across->first + i, weights + (int64_t)i * taps, taps, across->bits, targets);
+    const int outputs = across->outputs, taps = across->taps, bits = across->bits; /* stores do not change them */
+    for (int i = 0; i < outputs; i += GROUP) {
+        if (plans) make_gathered(lines, plans++, bits, targets);
+        else make_group(lines, across->first + i, weights + (int64_t)i * taps, taps, bits, targets);
         targets[0] += GROUP * CHANNELS;
         targets[1] += GROUP * CHANNELS;
     }
@@ -148,18 +233,18 @@ static const uint8_t *readable_line(const job *work, int64_t y, int64_t row_byte
     return memcpy(copy, work->pixels + start, (size_t)bytes);
 }
 
-/* With a constant for the usual number of taps, the compiler needs no inner loop. */
-static void resize_across(const job *work, uint8_t *pair, uint8_t *lines, int64_t wide) {
+static void resize_across(const job *work, const gather *plans, uint8_t *pair, uint8_t *lines, int64_t wide) {
     const axis *across = work->across;
     int64_t row_bytes = line_bytes(work->width + across->taps);
     for (int64_t y = 0; y < work->height; y += 2) {
         const uint8_t *one = readable_line(work, y, row_bytes, pair);
         const uint8_t *two = readable_line(work, y + 1, row_bytes, pair + row_bytes);
-        if (across->taps == 2) resize_rows(one, two, across, 2, lines + y * wide, wide);
-        else resize_rows(one, two, across, across->taps, lines + y * wide, wide);
+        if (plans) resize_rows(one, two, across, plans, lines + y * wide, wide);
+        else resize_rows(one, two, across, NULL, lines + y * wide, wide);
     }
 }
 
+/* With a constant for the usual number of taps, the compiler needs no inner loop. */
 static void resize_down(const job *work, const uint8_t *lines, int64_t wide) {
     const axis *down = work->down;
     int64_t count = (int64_t)work->across->outputs * CHANNELS;
@@ -174,10 +259,13 @@ static void resize_down(const job *work, const uint8_t *lines, int64_t wide) {
 /* Returns 1 if memory allocation fails. */
 static int resize_image(const job *work) {
     int64_t wide = line_bytes(work->across->outputs), pair = 2 * line_bytes(work->width + work->across->taps);
-    uint8_t *memory = malloc(pair + (work->height + 1 + work->down->taps) * wide);
+    int64_t groups = round_up(work->across->outputs) / GROUP * (int64_t)sizeof(gather);
+    uint8_t *memory = malloc(groups + pair + (work->height + 1 + work->down->taps) * wide);
     if (!memory) return 1;
-    resize_across(work, memory, memory + pair, wide);
-    resize_down(work, memory + pair, wide);
+    gather *plans = (gather *)memory;
+    uint8_t *lines = memory + groups;
+    resize_across(work, plan_gathers(work->across, plans) ? plans : NULL, lines, lines + pair, wide);
+    resize_down(work, lines + pair, wide);
     free(memory);
     return 0;
 }

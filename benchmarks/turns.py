@@ -137,11 +137,13 @@ def check_ratio(what: str, other: str, ratios: Sequence[float], target: float) -
     return passed
 
 
-def check_limit(what: str, value: float, limit: float, unit: str) -> bool:
-    """Print a value with its limit and return whether it is below."""
-    report_row(f"{what} ({unit})", "", [value], target=f"under {limit:g}")
-    print(f"{what}: {value:.2f} {unit}, under {limit:g}: {_outcome(value < limit)}", flush=True)
-    return value < limit
+def check_limit(what: str, value: float | Sequence[float], limit: float, unit: str) -> bool:
+    """Print a value, or the median over rounds, with its limit and return whether it is below."""
+    values = list(value) if isinstance(value, Sequence) else [value]
+    middle, spread = median(values), f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    report_row(f"{what} ({unit})", "", values, target=f"under {limit:g}")
+    print(f"{what}: {middle:.2f}{spread} {unit}, under {limit:g}: {_outcome(middle < limit)}", flush=True)
+    return middle < limit
 
 
 def _outcome(passed: bool) -> str:
@@ -180,22 +182,28 @@ def peer_python(peer: str, packages: Sequence[str], environments: Path, *, share
     environment = environments / peer
     if not (environment / "ready").exists():
         print(f"installing {' '.join(packages)} into {environment}", flush=True)
-        _install(environment, packages, shared)
+        _install(environment, packages)
+    if shared:  # not before pip runs: it would not install what it finds there
+        _share_packages(environment)
     names = [package for package in packages if not package.startswith("-")]
     _versions[peer] = package_version(names[0], environment)
     return environment / "bin" / "python"
 
 
-def _install(environment: Path, packages: Sequence[str], shared: bool) -> None:
+def _install(environment: Path, packages: Sequence[str]) -> None:
     venv.create(environment, with_pip=True)
     pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     try:
         subprocess.run([*pip, *packages], check=True, timeout=INSTALL_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise PeerUnavailable(f"cannot install {packages[0]} ({type(error).__name__})") from error
-    if shared:  # not earlier: pip would not install what it finds there
-        _site_packages(environment).joinpath("shared.pth").write_text(sysconfig.get_path("purelib"))
     (environment / "ready").touch()
+
+
+def _share_packages(environment: Path) -> None:
+    """Let an environment import what this one can, including what `.pth` files add to it."""
+    line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
+    _site_packages(environment).joinpath("shared.pth").write_text(f"{line}\n")
 
 
 def _site_packages(environment: Path) -> Path:

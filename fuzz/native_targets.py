@@ -256,21 +256,25 @@ def run_jpeg_region(data: bytes) -> None:
 
 
 @cache
-def open_region_decoder() -> jpeg_region.Decode | Unavailable:
+def open_region_decoder() -> jpeg_region.RegionDecoder | Unavailable:
     """Return the native decoder without the comparison before its first use: other pixels are a finding here."""
     return jpeg_region.open_decoder()
 
 
 def compare_region(data: jpeg.Encoded, size: tuple[int, int], scale: int, box: Sequence[int]) -> bool:
     """Decode a box and compare it with whole images. Returns whether it was decoded."""
-    decode = open_region_decoder()
-    if isinstance(decode, Unavailable):
+    native = open_region_decoder()
+    if isinstance(native, Unavailable):
         return True
     region = jpeg_region.Region(-(-size[0] // scale), -(-size[1] // scale), scale, *box)
     memory = np.full(region.buffer_bytes + 2 * GUARD_BYTES, GUARD_BYTES % 251, np.uint8)
     before, target, after = np.split(memory, [GUARD_BYTES, len(memory) - GUARD_BYTES])
-    part = decode(data, region, target)
+    part = native.decode(data, region, target)
+    part = None if part is None else part.copy()
+    crops = [jpeg_region.Crop(data, region, pixels, flip=False) for pixels in torch.zeros((2, 9, 9, 3)).byte()]
+    assert native.decode_crops(crops, target) == [part is not None] * 2, "one image has two outcomes"
     assert {*before, *after} == {GUARD_BYTES % 251}, "wrote outside the buffer"
+    assert torch.equal(crops[0].target, crops[1].target), "the first image changed the second"
     if part is None:
         return False
     if jpeg_region.is_decodable(data, size) and jpeg_size(bytes(data)) == size:

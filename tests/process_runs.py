@@ -14,6 +14,7 @@ import torch.distributed as dist
 from convolve import device
 from convolve.checkpoint.store import Store
 from convolve.config.loading import dump
+from convolve.data.readers.index import Index
 from convolve.distributed.rendezvous import backends
 from convolve.engine import loop, step, verification
 from convolve.loggers.base import SilentConsole
@@ -52,6 +53,17 @@ def train_in_open_group(config, console):
     with ThreadPoolExecutor() as threads:
         report = threads.submit(session.train, config, console).result()
     dist.destroy_process_group()  # fails if the run has closed it
+    return report
+
+
+def train_counting_reads(config, folder, console):
+    """Train, and write the number of images that each process read."""
+    counted = []
+    read_one, read_many = Index.read, Index.read_jpegs
+    Index.read = lambda self, row: counted.append(row) or read_one(self, row)
+    Index.read_jpegs = lambda self, rows, memory: counted.extend(rows) or read_many(self, rows, memory)
+    report = session.train(config, console)
+    (folder / f"reads-{os.environ['RANK']}").write_text(str(len(counted)))
     return report
 
 

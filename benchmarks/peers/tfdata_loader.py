@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from peers.loading import AREA, ASPECT, BATCH, SIZE, WORKERS, find_images, serve_batches
 
+PREFETCHED = 2  # batches: AUTOTUNE adds more and more while other loaders have their turns, which it then disturbs
+
 
 def load_image(path: tf.Tensor) -> tf.Tensor:
     data = tf.io.read_file(path)
@@ -28,7 +30,7 @@ def load_image(path: tf.Tensor) -> tf.Tensor:
 def main() -> None:
     paths = find_images(sys.argv[1])
     dataset = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).repeat()
-    dataset = dataset.map(load_image, num_parallel_calls=WORKERS).batch(BATCH).prefetch(tf.data.AUTOTUNE)
+    dataset = dataset.map(load_image, num_parallel_calls=WORKERS).batch(BATCH).prefetch(PREFETCHED)
     serve_batches(dataset.as_numpy_iterator(), int(sys.argv[2]))
 
 

@@ -13,12 +13,14 @@ from convolve.config.schema import DataConfig
 from convolve.data.build import fit_normalization, open_train_loader
 from convolve.data.readers.detect import open_images
 from convolve.download import ignore_progress
+from convolve.kernels import jpeg_region
+from convolve.kernels.build import Unavailable
 from convolve.kernels.resize import resize_by_torch
 from convolve.loggers.base import SilentConsole
 from convolve.runs import session
 from digit_runs import weights_hash
 from photo_sets import FORMATS, photo_config, write_every_format
-from process_runs import train_together
+from process_runs import Job, train_counting_reads, train_together
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,7 @@ def test_every_format_offers_the_same_samples_in_the_same_order(photos):
 def test_without_a_compiler_the_weights_are_the_same(photos, tmp_path, monkeypatch):
     session.train(photo_config(photos, "folder", tmp_path / "native"), SilentConsole())
     monkeypatch.setattr(import_module("convolve.data.loader.decoder"), "resize", resize_by_torch)
+    monkeypatch.setattr(jpeg_region, "load", lambda: Unavailable("no compiler"))
     session.train(photo_config(photos, "folder", tmp_path / "torch"), SilentConsole())
     assert weights_hash(tmp_path / "native") == weights_hash(tmp_path / "torch")
 
@@ -116,6 +119,20 @@ def test_a_damaged_image_is_skipped_and_listed_in_the_run_folder(photos, tmp_pat
     report = session.train(photo_config(tmp_path, "folder", tmp_path / "run", **given), SilentConsole())
     assert report.steps == 10
     assert str(broken) in (tmp_path / "run" / "bad-samples.txt").read_text()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("bad_samples", ["error", "skip"])
+def test_only_the_first_stage_reads_images_unless_broken_ones_are_skipped(photos, tmp_path, bad_samples):
+    """The layout without stages has the same weights, with targets that depend on the mixed images."""
+    given = {"bad_samples": bad_samples, "batch_size": 4, "workers": 1, "dataset_cache": False, **MIXED}
+    whole = photo_config(photos, "folder", tmp_path / "whole", gradient_accumulation_count=2, **given)
+    session.train(whole, SilentConsole())
+    staged = photo_config(photos, "folder", tmp_path / "staged", gradient_accumulation_count=2, shards=2, **given)
+    Job(staged.parallel, train_counting_reads, staged, tmp_path).finish()
+    first, last = (int((tmp_path / f"reads-{stage}").read_text()) for stage in range(2))
+    assert first > 1 and last == (first if bad_samples == "skip" else 1), "one image shows the size of all"
+    assert weights_hash(tmp_path / "staged") == weights_hash(tmp_path / "whole")
 
 
 @pytest.mark.dist

@@ -175,7 +175,7 @@ class BenchRun:
     def __post_init__(self) -> None:
         config, topology = self.config, self.parts.collectives.topology
         sizes = (config.optim.batch_size, config.global_batch_size)
-        shard = ReplicaShard(topology.replica, topology.replicas, config.parallel.bn_span)
+        shard = ReplicaShard(topology.replica, topology.replicas, config.parallel.bn_span, topology.stage == 0)
         self._batches = self.loader.step_batches(config.run.seed, 0, *sizes, shard)
         self._timer = _StepTimer(self.data.device, self.clock)
 

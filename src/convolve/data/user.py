@@ -152,6 +152,11 @@ class UserFetcher:
         self._pool: ProcessPoolExecutor | None = None
         self._bad: set[int] = set()
 
+    @property
+    def can_skip_images(self) -> bool:
+        """False: an item has the image and the label."""
+        return False
+
     def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> Callable[[], Fetched]:
         indices = self._reader.rows[rows].tolist()
         keys = rows if keys is None else keys

@@ -93,7 +93,7 @@ def _try_native(files: tuple[str, ...], options: tuple[str, ...]) -> str:
     return "; ".join(reasons) or "compiled"
 
 
-def describe_regions(decode: jpeg_region.Decode | build.Unavailable) -> str:
+def describe_regions(decode: jpeg_region.RegionDecoder | build.Unavailable) -> str:
     """Return whether the regions of JPEGs that a crop needs are decoded alone, which also takes a libjpeg-turbo."""
     return f"whole images are decoded; {decode.reason}" if isinstance(decode, build.Unavailable) else "decoded alone"
 

@@ -125,11 +125,12 @@ def evaluate(
     device, objective = next(model.parameters()).device, setup.objective
     collectives = collectives or SingleProcess()
     loss, topology = objective.valid_loss, collectives.topology
+    shard = ReplicaShard(topology.replica, topology.replicas, needs_images=topology.stage == 0)
     metrics = RunningMetrics(device, collectives, objective.metrics, objective.correct)
     ranking = objective.open_ranking(setup.thresholds, collectives)
     with eval_mode(model):
         logits_fn = average_views(logits_fn or _logits_fn(model, setup.execution), setup.views)
-        for batch in loader.batches(batch_size, ReplicaShard(topology.replica, topology.replicas)):
+        for batch in loader.batches(batch_size, shard):
             logits = logits_fn(batch.images)
             if logits is not None:
                 metrics.update(loss(logits, batch.labels), logits, batch.labels)

@@ -1,4 +1,4 @@
-"""Decode a box of a JPEG natively, with the libjpeg-turbo inside Pillow.
+"""Decode boxes of JPEGs natively, with the libjpeg-turbo inside Pillow, and resize them in the same call.
 
 simplejpeg has the fastest whole-image decoder, but no way to decode a part. libjpeg-turbo has, and Pillow's wheels
 include it as a shared library. The rows above the box and the columns beside it are parsed, but not transformed and
@@ -8,6 +8,7 @@ smooth chroma filter, which change nothing at 1/8, below 1 without subsampled ch
 """
 
 import ctypes
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,15 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 import simplejpeg
+from torch import Tensor
 
 from convolve.kernels import build
 from convolve.kernels.jpeg import Encoded
+from convolve.kernels.resize import pack_axis
 
 Images: TypeAlias = npt.NDArray[np.uint8]
 PILLOW = Path(PIL.__file__).parent
 SCALES = (1, 2, 4, 8)
 MAX_EXTRA_COLUMNS = 32  # decoded beside the box, since blocks are decoded whole
 _END_OF_IMAGE = b"\xff\xd9"
+_CROP_FIELDS = 13  # of a crop in jpeg_region.c
 _SMALLEST_SIDE = 8  # in smaller images, simplejpeg may choose another scale of the same size
 _FUNCTIONS = (  # as in jpeg_region.c
     "jpeg_std_error",
@@ -36,6 +40,7 @@ _FUNCTIONS = (  # as in jpeg_region.c
     "jpeg_crop_scanline",
     "jpeg_skip_scanlines",
     "jpeg_read_scanlines",
+    "jpeg_abort_decompress",
     "jpeg_destroy_decompress",
 )
 
@@ -57,7 +62,24 @@ class Region(NamedTuple):
         return self.rows * min(self.width, self.columns + MAX_EXTRA_COLUMNS) * 3
 
 
+class Crop(NamedTuple):
+    """A region of an image to resize to the dense `target` [H, W, 3], optionally flipped horizontally."""
+
+    data: Encoded
+    region: Region
+    target: Tensor
+    flip: bool
+
+
 Decode: TypeAlias = Callable[[Encoded, Region, Images], Images | None]
+DecodeCrops: TypeAlias = Callable[[Sequence[Crop], Images], list[bool]]
+
+
+class RegionDecoder(NamedTuple):
+    """Native functions: the pixels of one region, and regions of many images in one call, resized."""
+
+    decode: Decode
+    decode_crops: DecodeCrops
 
 
 def is_decodable(data: Encoded, size: Sequence[int]) -> bool:
@@ -66,15 +88,15 @@ def is_decodable(data: Encoded, size: Sequence[int]) -> bool:
 
 
 @cache
-def load(pillow: Path = PILLOW) -> Decode | build.Unavailable:
+def load(pillow: Path = PILLOW) -> RegionDecoder | build.Unavailable:
     """Load the native form, or return why it cannot be used: the library may be missing or compute other pixels."""
-    decode = open_decoder(pillow)
-    if isinstance(decode, build.Unavailable) or matches_simplejpeg(decode):
-        return decode
+    decoder = open_decoder(pillow)
+    if isinstance(decoder, build.Unavailable) or matches_simplejpeg(decoder.decode):
+        return decoder
     return build.Unavailable("the libjpeg-turbo in Pillow computes other pixels than simplejpeg")
 
 
-def open_decoder(pillow: Path = PILLOW) -> Decode | build.Unavailable:
+def open_decoder(pillow: Path = PILLOW) -> RegionDecoder | build.Unavailable:
     """Compile the native form and bind it to the library in this folder of Pillow."""
     library, path = build.load("jpeg_region.c"), find_libjpeg(pillow)
     if isinstance(library, build.Unavailable):
@@ -87,24 +109,42 @@ def open_decoder(pillow: Path = PILLOW) -> Decode | build.Unavailable:
         return build.Unavailable(" ".join(str(error).split()))
 
 
-def bind(library: build.Library, libjpeg: ctypes.CDLL) -> Decode:
+def bind(library: build.Library, libjpeg: ctypes.CDLL) -> RegionDecoder:
     """Return the decoder in a compiled library, which uses the functions of `libjpeg`."""
     addresses = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p).value for name in _FUNCTIONS]
     functions = (ctypes.c_void_p * len(addresses))(*addresses)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     call = library.function("convolve_decode_region", (pointer, pointer, number, pointer, pointer, number))
+    call_crops = library.function("convolve_decode_crops", (pointer, pointer, ctypes.c_int, pointer, number))
 
     def decode(data: Encoded, region: Region, memory: Images) -> Images | None:
         """Return the pixels of the region, in `memory`; None if the image has an error above the end of the region."""
         source, part = np.frombuffer(data, np.uint8), (number * len(region))(*region)
-        address, target = source.__array_interface__["data"][0], memory.__array_interface__["data"][0]
-        if call(functions, address, len(source), part, target, len(memory)):
+        if call(functions, _address(source), len(source), part, _address(memory), len(memory)):
             return None
         columns, skipped = part[6], region.left - part[4]
         pixels = memory[: region.rows * columns * 3].reshape(region.rows, columns, 3)
         return pixels[:, skipped : skipped + region.columns]
 
-    return decode
+    def decode_crops(crops: Sequence[Crop], memory: Images) -> list[bool]:
+        """Fill the targets, using `memory`, and return for each whether that succeeded."""
+        fields = array("q")
+        plans: list[tuple[npt.NDArray[np.int32], int]] = []  # kept alive while native code reads them
+        for data, region, target, flip in crops:
+            rows, columns, _ = target.shape
+            across, down = pack_axis(region.columns, columns, flip), pack_axis(region.rows, rows, False)
+            plans += (across, down)
+            source = np.frombuffer(data, np.uint8)
+            fields.extend((_address(source), len(source), *region, across[1], down[1], target.data_ptr(), 0))
+        call_crops(functions, fields.buffer_info()[0], len(crops), _address(memory), len(memory))
+        return [not failed for failed in fields[_CROP_FIELDS - 1 :: _CROP_FIELDS]]
+
+    return RegionDecoder(decode, decode_crops)
+
+
+def _address(memory: Images) -> int:
+    address: int = memory.__array_interface__["data"][0]
+    return address
 
 
 def find_libjpeg(pillow: Path) -> Path | None:

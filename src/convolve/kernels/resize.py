@@ -25,7 +25,7 @@ from torch import Tensor
 
 from convolve.kernels import build
 
-_GROUP = 4  # as in resize.c
+_GROUP = 4  # as in resize.h
 _MAX_BITS = 22
 _upsample = torch.ops.aten._upsample_bilinear2d_aa.out
 
@@ -112,7 +112,7 @@ def bind(library: build.Library) -> Resize:
         for pixels, target, flip in jobs:
             height, width, _ = pixels.shape
             rows, columns, _ = target.shape
-            across, down = _pack(width, columns, flip), _pack(height, rows, False)
+            across, down = pack_axis(width, columns, flip), pack_axis(height, rows, False)
             plans += (across, down)
             address, stride = pixels.__array_interface__["data"][0], pixels.strides[0]
             fields.extend((address, stride, height, width, across[1], down[1], target.data_ptr()))
@@ -123,8 +123,8 @@ def bind(library: build.Library) -> Resize:
 
 
 @lru_cache(maxsize=4096)
-def _pack(inputs: int, outputs: int, mirrored: bool) -> tuple[npt.NDArray[np.int32], int]:
-    """Return the weights of an axis in the format of resize.c, and their address."""
+def pack_axis(inputs: int, outputs: int, mirrored: bool) -> tuple[npt.NDArray[np.int32], int]:
+    """Return the weights of an axis in the format of resize.h, and their address."""
     axis = plan_axis(inputs, outputs, mirrored=mirrored)
     padded, taps = -(-outputs // _GROUP) * _GROUP, -(-axis.weights.shape[1] // 2) * 2
     first, weights = np.zeros(padded, np.int32), np.zeros((padded, taps), np.int16)

@@ -27,7 +27,7 @@ def report_skipped_entries(skipped: Sequence[Skipped], console: Console, emit: C
 
 
 def report_whole_decoding(
-    images: Reader, console: Console, load: Callable[[], jpeg_region.Decode | Unavailable] = jpeg_region.load
+    images: Reader, console: Console, load: Callable[[], jpeg_region.RegionDecoder | Unavailable] = jpeg_region.load
 ) -> None:
     """Print a line if encoded images are decoded whole because their regions cannot be decoded."""
     if isinstance(images, Index) and isinstance(found := load(), Unavailable):

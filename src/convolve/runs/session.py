@@ -150,7 +150,7 @@ class Session:
             self.early_stop = EarlyStopCallback.state_of(self.best)
         timer = Timer(step=state.step, samples=state.samples, previous_seconds=self.previous_seconds)
         topology = self.collectives.topology
-        shard = ReplicaShard(topology.replica, topology.replicas, config.parallel.bn_span)
+        shard = ReplicaShard(topology.replica, topology.replicas, config.parallel.bn_span, topology.stage == 0)
         sizes = (config.optim.batch_size, config.global_batch_size)
         batches = self.loader.step_batches(config.run.seed, state.samples, *sizes, shard)
         parts = announce_slow_steps(parts, self.console.info, self._end() - state.samples, config)

@@ -87,6 +87,28 @@ def digest(dataset: Dataset, *, workers=2, micro=4, replicas=1, seed=5, steps=4,
     return found.hexdigest()
 
 
+def test_a_stage_without_use_for_images_knows_their_number_labels_and_mixed_targets(tmp_path):
+    """It does not notice that the images are gone."""
+    dataset = opened(write_tars(tmp_path / "tar"))
+    config = DataConfig(workers=0, image_size=24, mixup_alpha=0.3, cutmix_lambda=0.8)
+    transform = fit_normalization(dataset.train, config)
+    loaders = [open_train_loader(dataset.train, transform, CPU, config) for _ in range(2)]
+    first, last = (
+        loader.step_batches(5, 0, 3, 8, ReplicaShard(needs_images=number == 0)) for number, loader in enumerate(loaders)
+    )
+    expected = [next(first) for _ in range(3)]
+    for file in (tmp_path / "tar").rglob("*.tar"):
+        file.unlink()
+    for step in expected:
+        found = next(last)
+        assert (found.leaves, found.used_samples) == (step.leaves, step.used_samples)
+        for one, other in zip(step.micro_batches, found.micro_batches, strict=True):
+            assert one.images.shape == other.images.shape and one.images.any() and not other.images.any()
+            assert torch.equal(one.labels, other.labels) and one.first == other.first
+            assert torch.equal(one.targets.labels, other.targets.labels)
+            assert torch.equal(one.targets.weights, other.targets.weights)
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_files_of_tensorflow_and_webdataset_are_read_correctly(tmp_path, kind):
     dataset = opened(WRITERS[kind](tmp_path / kind))

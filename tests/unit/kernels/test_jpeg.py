@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from convolve.data.image_io import center_box
-from convolve.data.loader.decoder import Decoder, jpeg_size
+from convolve.data.loader.decoder import Decoder, Sample, jpeg_size
 from convolve.data.readers.index import WHOLE_FILE, Index, make_index
 from convolve.data.readers.locations import SampleLocation
 from convolve.errors import DataError
@@ -147,17 +147,20 @@ def damage(data: bytes, chance: np.random.Generator) -> bytes:
     return bytes(mutant)
 
 
-def test_images_read_ahead_have_the_pixels_and_errors_of_others_even_if_damaged(tmp_path):
+def test_images_decoded_together_have_the_pixels_and_errors_of_others_even_if_damaged(tmp_path):
     chance = np.random.default_rng(4)
     whole = [data for name, data in (PLAIN | OTHER).items() if len(data) > 100 and name != "large"]
     index = write_index(tmp_path, [*whole, *(damage(whole[number % len(whole)], chance) for number in range(800))])
-    ahead, alone = Decoder(index, 0), Decoder(index, 0)
+    together, alone = Decoder(index, 0), Decoder(index, 0)
     outcomes = []
     for start in range(0, len(index), 16):
         rows = range(start, min(start + 16, len(index)))
-        ahead.read_ahead(rows)
-        for row in rows:
-            one, other = decode(ahead, row), decode(alone, row)
+        targets = torch.zeros((len(rows), 32, 32, 3), dtype=torch.uint8)
+        errors = together.decode_all(
+            [Sample(row, lambda size: center_box(size, 0.9), targets[n], False) for n, row in enumerate(rows)]
+        )
+        for number, row in enumerate(rows):
+            one, other = str(errors[number]) if number in errors else targets[number], decode(alone, row)
             assert one == other if isinstance(one, str) else torch.equal(one, torch.as_tensor(other)), index.name(row)
             outcomes.append(isinstance(one, str))
     assert 100 < sum(outcomes) < len(index) - 100, "both outcomes are tried"

@@ -17,16 +17,22 @@ from convolve.data.readers.index import WHOLE_FILE, make_index
 from convolve.data.readers.locations import SampleLocation
 from convolve.errors import DataError
 from convolve.kernels import build, jpeg_region
-from convolve.kernels.jpeg_region import Region, decode_whole
+from convolve.kernels.jpeg_region import Crop, Region, decode_whole
+from convolve.kernels.resize import ResizeJob, resize
 from convolve.runs.notices import report_whole_decoding
 
 
 @pytest.fixture(scope="module")
-def decode():
-    decode = jpeg_region.load()
-    if isinstance(decode, build.Unavailable):
-        pytest.skip(decode.reason)
-    return decode
+def native():
+    native = jpeg_region.load()
+    if isinstance(native, build.Unavailable):
+        pytest.skip(native.reason)
+    return native
+
+
+@pytest.fixture(scope="module")
+def decode(native):
+    return native.decode
 
 
 def encode(height, width, mode="RGB", **options) -> bytes:
@@ -68,6 +74,58 @@ def test_a_part_has_the_pixels_of_the_whole(decode, mode, options, size):
             assert np.array_equal(part, whole[top : top + rows, left : left + columns])
 
 
+def resize_parts(native, images, boxes, memory_bytes=1 << 20):
+    """Return whether each box of the images of 64 x 64 could be decoded, and the targets."""
+    targets = torch.full((len(images), 24, 30, 3), 7, dtype=torch.uint8)
+    regions = [Region(64, 64, 1, *box) for box in boxes]
+    crops = [Crop(*parts, flip=bool(n % 2)) for n, parts in enumerate(zip(images, regions, targets, strict=True))]
+    return native.decode_crops(crops, np.empty(memory_bytes, np.uint8)), targets
+
+
+KINDS = [
+    ("RGB", {"subsampling": "4:2:0", "quality": 95}),
+    ("RGB", {"subsampling": "4:4:4", "quality": 20}),
+    ("L", {}),
+    ("RGB", {"subsampling": "4:2:0", "progressive": True}),
+    ("RGB", {"subsampling": "4:2:0", "restart_marker_blocks": 3, "optimize": True}),
+]
+
+
+def test_one_call_for_many_images_has_the_pixels_of_one_call_for_each(native):
+    """Neither the image before nor one that fails changes the next one."""
+    images = [encode(64, 64, mode, **options) for mode, options in KINDS] * 2
+    images[3:3] = [images[0][:300], b"no image"]
+    chance, boxes = np.random.default_rng(1), []
+    for _ in images:
+        top, left = (int(chance.integers(60)) for _ in range(2))
+        boxes.append((top, left, int(chance.integers(1, 65 - top)), int(chance.integers(1, 65 - left))))
+    boxes[3] = (0, 0, 64, 64)
+    succeeded, targets = resize_parts(native, images, boxes)
+    assert succeeded == [number not in (3, 4) for number in range(len(images))]
+    expected = torch.full_like(targets, 7)
+    for number in np.flatnonzero(succeeded):
+        part = decode_part(native.decode, images[number], (64, 64), 1, boxes[number])
+        resize([ResizeJob(part, expected[number], bool(number % 2))])
+    assert torch.equal(targets[[0, 1, 2, 5, 6]], expected[[0, 1, 2, 5, 6]]) and torch.equal(targets[7:], expected[7:])
+
+
+def test_an_image_without_huffman_tables_does_not_get_those_of_the_image_before(native):
+    """Without tables, the usual ones apply; the image before has its own."""
+    own, usual = encode(64, 64, optimize=True, quality=30), encode(64, 64)
+    bare = usual
+    while (start := bare.find(b"\xff\xc4")) >= 0:
+        bare = bare[:start] + bare[start + 2 + int.from_bytes(bare[start + 2 : start + 4]) :]
+    box = (0, 0, 64, 64)
+    alone, after = resize_parts(native, [bare], [box]), resize_parts(native, [own, own, bare], [box] * 3)
+    assert alone[0] == [True] and after[0] == [True] * 3
+    assert torch.equal(after[1][2], alone[1][0]) and torch.equal(alone[1], resize_parts(native, [usual], [box])[1])
+
+
+def test_a_box_that_does_not_fit_into_memory_fails_alone(native):
+    boxes = [(0, 0, 64, 64), (0, 0, 4, 4)]
+    assert resize_parts(native, [encode(64, 64)] * 2, boxes, 1000)[0] == [False, True]
+
+
 @pytest.mark.parametrize("problem", ["other size", "too little memory", "damage", "no image", "empty"])
 def test_what_cannot_be_decoded_is_none(decode, problem):
     data, size, box = encode(64, 64, subsampling="4:2:0"), (64, 64), (0, 0, 64, 64)
@@ -86,8 +144,9 @@ def test_a_library_of_another_abi_is_rejected(decode):
     if path is None:
         pytest.skip("no libjpeg of ABI 8 is installed")
     other = jpeg_region.bind(build.load("jpeg_region.c"), ctypes.CDLL(str(path)))
-    assert decode_part(other, encode(64, 64), (64, 64), 1, (0, 0, 9, 9)) is None
-    assert not jpeg_region.matches_simplejpeg(other)
+    assert decode_part(other.decode, encode(64, 64), (64, 64), 1, (0, 0, 9, 9)) is None
+    assert not jpeg_region.matches_simplejpeg(other.decode)
+    assert resize_parts(other, [encode(64, 64)], [(0, 0, 9, 9)])[0] == [False]
 
 
 def test_a_decoder_with_other_pixels_is_not_used(decode):

@@ -3,13 +3,13 @@
 A JPEG can be decoded to 1/2, 1/4 or 1/8 of its sides for a fraction of the work. `Decoder` takes the smallest of these
 scales at which the box still has at least as many pixels as the target. Other scales exist, but have no fast code and
 cost more than they save. The fast DCT and chroma upsampling are used; they differ from the exact ones by a few levels.
-An image that the cache does not keep is decoded only inside the box.
+An image that the cache does not keep is decoded only inside the box, many images in one native call.
 """
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from convolve.data.dataset import Images
 from convolve.data.image_io import MAX_PIXELS, Box, decode_image_in_thread, too_large_error
+from convolve.errors import DataError
 from convolve.kernels import jpeg_region
 from convolve.kernels.build import Unavailable
 from convolve.kernels.jpeg import Encoded, Jpeg
-from convolve.kernels.jpeg_region import Region, decode_whole
+from convolve.kernels.jpeg_region import Crop, Region, decode_whole
 from convolve.kernels.resize import ResizeJob, resize
 
 if TYPE_CHECKING:
@@ -65,11 +66,19 @@ class Cache:
                 self._sizes[row] = size
 
 
+class Sample(NamedTuple):
+    """An image to decode: the box that `choose_box` selects, given the image size, is resized to fill `target`."""
+
+    row: int
+    choose_box: ChooseBox
+    target: Tensor
+    flip: bool
+
+
 class Decoder:
     """Decodes boxes of the images of one reader; safe to use from many threads.
 
-    A thread may read several images ahead and start them all before it finishes them together: one native call for many
-    images waits less often for the other threads.
+    One native call for many images waits less often for the other threads than a call for each.
     """
 
     def __init__(self, reader: "EncodedImages", cache_bytes: int) -> None:
@@ -79,17 +88,52 @@ class Decoder:
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata, which does not affect the pixels
 
     def decode(self, row: int, choose_box: ChooseBox, target: Tensor, *, flip: bool) -> None:
-        """Resize the box that `choose_box` selects, given the image size, to fill `target` [H, W, 3]."""
-        self.start(row, choose_box, target, flip=flip)
-        self.finish()
+        """Resize a box of one image to fill `target` [H, W, 3]."""
+        self._start(Sample(row, choose_box, target, flip), None)
+        self._buffers.finish()
 
-    def read_ahead(self, rows: Sequence[int]) -> None:
-        """Read the images that this thread will start next in one call; any others are read one by one."""
-        uncached = [row for row in rows if self._cache.size(row) is None]
-        self._buffers.jpegs = self._reader.read_jpegs(uncached, self._buffers.read_buffer)
+    def decode_all(self, samples: Sequence[Sample]) -> dict[int, DataError]:
+        """Decode images, and return the errors of broken ones by their positions."""
+        uncached = [sample.row for sample in samples if self._cache.size(sample.row) is None]
+        jpegs = self._reader.read_jpegs(uncached, self._buffers.read_buffer)
+        done, errors = self._decode_crops(samples, jpegs), dict[int, DataError]()
+        for position, sample in enumerate(samples):
+            if position not in done:
+                try:
+                    self._start(sample, jpegs.get(sample.row))
+                except DataError as error:
+                    errors[position] = error
+        self._buffers.finish()
+        return errors
 
-    def start(self, row: int, choose_box: ChooseBox, target: Tensor, *, flip: bool) -> None:
-        """Run the first half of `decode`: the target is filled when this thread calls `finish`."""
+    def _decode_crops(self, samples: Sequence[Sample], jpegs: Mapping[int, Jpeg]) -> set[int]:
+        """Decode boxes of images natively, and return the positions of those for which that was possible."""
+        native = jpeg_region.load()
+        if isinstance(native, Unavailable):
+            return set()
+        crops = {}
+        for position, sample in enumerate(samples):
+            jpeg = jpegs.get(sample.row)
+            if jpeg is not None and (crop := self._plan_crop(sample, jpeg)) is not None:
+                crops[position] = crop
+        memory = self._buffers.allocate(max((crop.region.buffer_bytes for crop in crops.values()), default=0))
+        succeeded = native.decode_crops(list(crops.values()), memory)
+        return {position for position, success in zip(crops, succeeded, strict=True) if success}
+
+    def _plan_crop(self, sample: Sample, jpeg: Jpeg) -> Crop | None:
+        """Return the part of an image to decode natively; None if it must be decoded in another way."""
+        size, shape = jpeg.size, sample.target.shape
+        if size[0] * size[1] > MAX_PIXELS or not jpeg_region.is_decodable(jpeg.data, size):
+            return None
+        box = sample.choose_box(size)
+        region = _region(size, box, _scale(box, shape))
+        if self._cache.has_space(region.height * region.width * 3):
+            return None
+        return Crop(jpeg.data, region, sample.target, sample.flip)
+
+    def _start(self, sample: Sample, jpeg: Jpeg | None) -> None:
+        """Decode an image; the target is filled when this thread finishes its resize jobs."""
+        row, choose_box, target, flip = sample
         shape, size = target.shape, self._cache.size(row)
         if size is not None:
             box = choose_box(size)
@@ -97,13 +141,8 @@ class Decoder:
             if cached is not None:
                 self._buffers.jobs.append(ResizeJob(crop(cached, size, box), target, flip))
                 return
-        jpeg = self._buffers.jpegs.pop(row, None)
         part = self._read(row, choose_box, shape) if jpeg is None else self._decode_jpeg(row, jpeg, choose_box, shape)
         self._buffers.jobs.append(ResizeJob(part, target, flip))
-
-    def finish(self) -> None:
-        """Fill the targets of all images that this thread has started."""
-        self._buffers.finish()
 
     def _read(self, row: int, choose_box: ChooseBox, shape: Sequence[int]) -> Images:
         data = self._reader.read(row)
@@ -143,19 +182,17 @@ class Decoder:
 
     def _decode_region(self, jpeg: Jpeg, scale: int, box: Box) -> Images | None:
         """Decode only the box; None if that is impossible."""
-        decode = jpeg_region.load()
-        if isinstance(decode, Unavailable) or not jpeg_region.is_decodable(jpeg.data, jpeg.size):
+        native = jpeg_region.load()
+        if isinstance(native, Unavailable) or not jpeg_region.is_decodable(jpeg.data, jpeg.size):
             return None
-        height, width = -(-jpeg.size[0] // scale), -(-jpeg.size[1] // scale)
-        region = Region(height, width, scale, *(box if scale == 1 else _shrink(box, jpeg.size, (height, width))))
-        return decode(jpeg.data, region, self._buffers.allocate(region.buffer_bytes))
+        region = _region(jpeg.size, box, scale)
+        return native.decode(jpeg.data, region, self._buffers.allocate(region.buffer_bytes))
 
 
 class _ThreadBuffers(threading.local):
-    """State of one thread: images to be decoded or resized, and reused memory for them."""
+    """State of one thread: images to be resized, and reused memory for files and pixels."""
 
     def __init__(self) -> None:
-        self.jpegs: dict[int, Jpeg] = {}
         self.read_buffer = np.empty(_READ_BYTES, np.uint8)
         self.jobs: list[ResizeJob] = []
         self._scratch = np.empty(_SCRATCH_BYTES, np.uint8)
@@ -194,6 +231,12 @@ def _scale(box: Box, shape: Sequence[int]) -> int:
     """Return the largest of 1, 2, 4, 8 by which the box may shrink and still fill a target of this shape."""
     shrink = min(box[2] / shape[0], box[3] / shape[1])
     return next((scale for scale in (8, 4, 2) if shrink >= scale), 1)
+
+
+def _region(size: tuple[int, int], box: Box, scale: int) -> Region:
+    """Return a box, in coordinates of the full `size`, of an image that is decoded at 1 / scale."""
+    height, width = -(-size[0] // scale), -(-size[1] // scale)
+    return Region(height, width, scale, *(box if scale == 1 else _shrink(box, size, (height, width))))
 
 
 def crop(pixels: Images, size: tuple[int, int], box: Box) -> Images:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convolve.data.dataset import Images, Labels
 from convolve.data.image_io import Box, center_box
-from convolve.data.loader.decoder import Decoder
+from convolve.data.loader.decoder import Decoder, Sample
 from convolve.data.loader.loader import Fetched, PendingPixels
 from convolve.data.transforms.augment import NO_AUGMENT, NUMBERS, Augment, draw_box, draw_box_on
 from convolve.data.transforms.normalize import Transform, fit_channels
@@ -123,6 +123,11 @@ class DecodingFetcher:
         self._lock = threading.Lock()
         self._bad_rows: set[int] = set()
 
+    @property
+    def can_skip_images(self) -> bool:
+        """True unless broken images are skipped: then every process must find out which."""
+        return self._options.max_bad_samples == 0
+
     def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> PendingPixels:
         """Submit the images to the threads; without threads, they are decoded when the returned function is called."""
         keys = rows if keys is None else keys
@@ -135,10 +140,10 @@ class DecodingFetcher:
         chunks = [range(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
 
         def decode(chunk: range) -> list[int]:
-            self._decoder.read_ahead(numbers[chunk.start : chunk.stop])
-            decoded = [i for i in chunk if self._start_image(numbers[i], views[i], targets[i])]
-            self._decoder.finish()
-            return decoded
+            errors = self._decoder.decode_all([self._sample(numbers[i], views[i], targets[i]) for i in chunk])
+            for position, error in errors.items():
+                self._skip(numbers[chunk[position]], error)
+            return [i for position, i in enumerate(chunk) if position not in errors]
 
         if self._pool is None:
             return lambda: self._finish(keys, rng, pixels, [decode(chunk) for chunk in chunks])
@@ -159,9 +164,7 @@ class DecodingFetcher:
             flips = rng.flips(keys, self._augment.flip == "alternating")
         return [_View(*view) for view in zip(numbers, flips.tolist(), strict=True)]
 
-    def _start_image(self, row: int, view: _View, target: Tensor) -> bool:
-        """Start to decode one image into `target`; return False for a broken one that is skipped."""
-
+    def _sample(self, row: int, view: _View, target: Tensor) -> Sample:
         def choose_box(size: tuple[int, int]) -> Box:
             if not view.numbers:
                 return center_box(size, self._transform.crop_fraction)
@@ -170,12 +173,7 @@ class DecodingFetcher:
                 return draw_box_on(view.numbers, size, self._augment.area, self._augment.aspect, objects)
             return draw_box(view.numbers, size, self._augment.area, self._augment.aspect)
 
-        try:
-            self._decoder.start(row, choose_box, target, flip=view.flip)
-        except DataError as error:
-            self._skip(row, error)
-            return False
-        return True
+        return Sample(row, choose_box, target, view.flip)
 
     def _skip(self, row: int, error: DataError) -> None:
         """Record a broken image, or raise if it is one too many."""

@@ -90,6 +90,7 @@ class InMemoryFetcher:
     """
 
     ahead = 0
+    can_skip_images = True
 
     def __init__(self, reader: InMemoryImages, transform: Transform, device: torch.device, augment: Augment) -> None:
         self.labels = reader.labels

@@ -45,11 +45,14 @@ class ReplicaShard:
     are summed in a tree (`convolve.summation`) whose leaves are its micro batches, ordered by their place in the span,
     then by number. So those of a replica are consecutive leaves in any layout, and a micro batch is the same leaf in
     every layout.
+
+    `needs_images` is False for a pipeline stage other than the first: it knows the images by their number only.
     """
 
     index: int = 0
     count: int = 1
     span: int = field(default=1, repr=False)
+    needs_images: bool = field(default=True, repr=False)
 
     def numbers(self, micro_batches: int) -> range:
         """Return the numbers of the micro batches of this replica in a step that has so many."""
@@ -112,11 +115,17 @@ class StepBatch:
 
 
 class Fetcher(Protocol):
-    """Random-access source of samples, augmented on request."""
+    """Random-access source of samples, augmented on request.
+
+    `can_skip_images` is True if a process without use for images may read none: labels are known, and none is skipped.
+    """
 
     labels: Labels
     ahead: int
     skipped: list[str]
+
+    @property
+    def can_skip_images(self) -> bool: ...
 
     def start(self, rows: Indices, rng: SampleRNG | None, keys: Indices | None = None) -> PendingPixels:
         """Start to fetch samples, augmented if `rng` is given. The returned function waits for them.
@@ -176,7 +185,7 @@ class Loader:
         pending: deque[tuple[Indices, PendingPixels]] = deque()
         for start in starts:
             rows = np.arange(start, min(start + size, len(self)))
-            pending.append((rows, self._fetcher.start(rows, None)))
+            pending.append((rows, self._fetch(shard, rows, None, rows)))
             if len(pending) > self._fetcher.ahead:
                 yield self._plain(*pending.popleft())
         while pending:
@@ -201,10 +210,24 @@ class Loader:
             first = number * micro_batch_size
             positions = np.arange(first, min(first + micro_batch_size, len(rows)))
             fetched = np.concatenate((positions, plan.partners(positions)))
-            pixels = self._fetcher.start(rows[fetched], rng, keys[fetched])
-            micro_batches.append(_PendingMicroBatch(number, leaf, positions, fetched, pixels))
+            images = self._fetch(shard, rows[fetched], rng, keys[fetched])
+            micro_batches.append(_PendingMicroBatch(number, leaf, positions, fetched, images))
         even = len(rows) % (micro_batch_size * shard.count) == 0
         return _PendingStep(rows, micro_batches, plan, count, even, leaves)
+
+    def _fetch(self, shard: ReplicaShard, rows: Indices, rng: SampleRNG | None, keys: Indices) -> PendingPixels:
+        """Start to fetch samples, normalized. A process without use for images reads none and gets zeros."""
+        if not shard.needs_images and self._fetcher.can_skip_images:
+            shape = (len(rows), self._transform.channels, self._transform.height, self._transform.width)
+            zeros = torch.zeros((), device=self._device).expand(shape)
+            return lambda: Fetched(zeros, np.arange(len(rows)))
+        pending = self._fetcher.start(rows, rng, keys)
+
+        def normalize() -> Fetched:
+            pixels, kept, labels = pending()
+            return Fetched(self._normalize(pixels), kept, labels)
+
+        return normalize
 
     def _finish(self, step: "_PendingStep") -> StepBatch:
         started = time.perf_counter()
@@ -218,8 +241,7 @@ class Loader:
     def _mix(self, step: "_PendingStep", pending: "_PendingMicroBatch") -> MicroBatch:
         """Finish one micro batch: its samples come first among the fetched ones, their mixing partners after them."""
         positions, fetched, place = pending.positions, pending.fetched, (pending.number, pending.leaf)
-        pixels, kept, labels = pending.pixels()
-        images = self._normalize(pixels)
+        images, kept, labels = pending.images()
         labels = self._labels_of(step.rows[fetched[kept]], labels)
         if len(kept) < len(fetched):  # one could not be read: train on this micro batch unmixed
             count = int((kept < len(positions)).sum())
@@ -228,9 +250,8 @@ class Loader:
         return MicroBatch(images, labels[: len(positions)], int(positions[0]), targets, *place)
 
     def _plain(self, rows: Indices, fetch: PendingPixels) -> MicroBatch:
-        pixels, kept, labels = fetch()
-        labels = self._labels_of(rows[kept], labels)
-        return MicroBatch(self._normalize(pixels), labels, 0)
+        images, kept, labels = fetch()
+        return MicroBatch(images, self._labels_of(rows[kept], labels), 0)
 
     def _normalize(self, pixels: Tensor) -> Tensor:
         return copy_to(self._transform(copy_to(pixels, self._site)), self._device)
@@ -249,7 +270,7 @@ class _PendingMicroBatch:
     leaf: int
     positions: Indices
     fetched: Indices
-    pixels: PendingPixels
+    images: PendingPixels
 
 
 @dataclass(frozen=True)

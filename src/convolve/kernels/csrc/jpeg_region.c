@@ -1,5 +1,5 @@
-/* Decode a box of a JPEG with a libjpeg that is already loaded: the rest is parsed, but neither transformed nor
- * converted, and nothing below the box is read.
+/* Decode boxes of JPEGs with a libjpeg that is already loaded, and resize them: the rest is parsed, but neither
+ * transformed nor converted, and nothing below the box is read.
  *
  * No header of libjpeg is needed. The structures below are the public part of its ABI 6.2; the library compares their
  * size and rejects any other ABI. An error or a warning ends decoding, and the caller decodes in another way.
@@ -9,7 +9,9 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { ABI = 62, STATE_BYTES = 632, RGB = 2, FAST_TRANSFORM = 1, CHANNELS = 3, LINES = 4 };
+#include "resize.h"
+
+enum { ABI = 62, STATE_BYTES = 632, RGB = 2, FAST_TRANSFORM = 1, LINES = 4, TABLES = 12 };
 
 typedef struct decoder decoder;
 
@@ -36,6 +38,12 @@ struct decoder {
     int out_color_components, output_components, lines_at_once, actual_colors;
     void *colormap;
     unsigned line;
+    int input_scan;
+    unsigned input_row;
+    int output_scan;
+    unsigned output_row;
+    void *coefficient_bits;
+    void *tables[TABLES]; /* quantization, Huffman */
 };
 
 /* Functions of the library, in the order of kernels/jpeg_region.py. */
@@ -48,6 +56,7 @@ typedef struct {
     void (*crop)(decoder *, unsigned *left, unsigned *width);
     unsigned (*skip)(decoder *, unsigned lines);
     unsigned (*read)(decoder *, uint8_t **lines, unsigned count);
+    void (*abort)(decoder *);
     void (*destroy)(decoder *);
 } library;
 
@@ -89,23 +98,74 @@ static void read_box(const library *jpeg, decoder *from, region *part, uint8_t *
     part->columns = columns;
 }
 
-/* Returns 1 if the box cannot be decoded. It must be inside the image. */
-int convolve_decode_region(const library *jpeg, const uint8_t *data, int64_t length, region *part, uint8_t *target,
-                           int64_t capacity) {
+/* A decoder for several images: libjpeg tests the CPU for each new one, which takes long in virtual machines. */
+typedef struct {
     handlers error;
     union { decoder public; uint8_t bytes[STATE_BYTES]; } state;
-    memset(&state, 0, sizeof state);
-    decoder *from = &state.public;
-    from->error = jpeg->std_error(&error);
-    error.error_exit = fail;
-    error.emit_message = fail_on_warning;
-    error.output_message = ignore;
-    int failed = setjmp(error.failed);
+} session;
+
+/* Returns NULL if the library has another ABI. */
+static decoder *open_decoder(const library *jpeg, session *memory) {
+    memset(&memory->state, 0, sizeof memory->state);
+    decoder *from = &memory->state.public;
+    from->error = jpeg->std_error(&memory->error);
+    memory->error.error_exit = fail;
+    memory->error.emit_message = fail_on_warning;
+    memory->error.output_message = ignore;
+    if (setjmp(memory->error.failed)) {
+        if (from->memory) jpeg->destroy(from);
+        return NULL;
+    }
+    jpeg->create(from, ABI, sizeof memory->state);
+    return from;
+}
+
+/* Returns 1 if the box cannot be decoded. No table of an image may be used for the next one. */
+static int decode(const library *jpeg, decoder *from, const uint8_t *data, int64_t length, region *part,
+                  uint8_t *target, int64_t capacity) {
+    int failed = setjmp(from->error->failed);
     if (!failed) {
-        jpeg->create(from, ABI, sizeof state);
         open_image(jpeg, from, data, length, part);
         read_box(jpeg, from, part, target, capacity);
     }
-    if (from->memory) jpeg->destroy(from);
+    jpeg->abort(from);
+    memset(from->tables, 0, sizeof from->tables);
     return failed;
+}
+
+/* Returns 1 if the box cannot be decoded. It must be inside the image. */
+int convolve_decode_region(const library *jpeg, const uint8_t *data, int64_t length, region *part, uint8_t *target,
+                           int64_t capacity) {
+    session memory;
+    decoder *from = open_decoder(jpeg, &memory);
+    if (!from) return 1;
+    int failed = decode(jpeg, from, data, length, part, target, capacity);
+    jpeg->destroy(from);
+    return failed;
+}
+
+/* An image, the box to decode, and the weights and the target to resize it; on return, whether that failed. */
+typedef struct {
+    const uint8_t *data;
+    int64_t length;
+    region part;
+    const axis *across, *down;
+    uint8_t *target;
+    int64_t failed;
+} crop;
+
+/* Decode boxes one after the other into `pixels` and resize each. */
+int convolve_decode_crops(const library *jpeg, crop *crops, int count, uint8_t *pixels, int64_t capacity) {
+    session memory;
+    decoder *from = open_decoder(jpeg, &memory);
+    for (crop *one = crops; one < crops + count; one++) {
+        int64_t left = one->part.left, columns = one->part.columns;
+        one->failed = !from || decode(jpeg, from, one->data, one->length, &one->part, pixels, capacity);
+        if (one->failed) continue;
+        const uint8_t *box = pixels + (left - one->part.left) * CHANNELS;
+        job work = {box, one->part.columns * CHANNELS, one->part.rows, columns, one->across, one->down, one->target};
+        one->failed = resize_image(&work);
+    }
+    if (from) jpeg->destroy(from);
+    return 0;
 }

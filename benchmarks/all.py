@@ -50,7 +50,7 @@ BENCHMARKS = (
     Benchmark("CIFAR-10 in minutes", ("fast_speed.py", "--rounds", "2")),
     Benchmark("ResNet-20, validation", ("validation_speed.py", "--rounds", "5")),
     Benchmark("Inference", ("infer_engines.py", "--rounds", "5")),
-    Benchmark("Serving", ("serve_peers.py", "--rounds", "5"), installs=True),
+    Benchmark("Serving", ("serve_peers.py", "--rounds", "5", "--seconds", "2"), installs=True),
     Benchmark("Serving, start", ("serve_start.py",)),
     Benchmark("JPEG input", ("loader_peers.py", "--rounds", "5"), installs=True),
     Benchmark("Decoding in the sandbox", ("decode_sandbox.py",)),

@@ -157,6 +157,7 @@ class Sandbox:
 
     def _exchange(self, child: "subprocess.Popen[bytes]", payload: bytes, deadline: float) -> bytes:
         call = Call(child, self.limits, payload)
+        _require_time(deadline)
         while not call.send():
             _wait(call.input, selectors.EVENT_WRITE, deadline)
         while (result := call.receive()) is None:
@@ -238,12 +239,15 @@ def _rebuild_error(message: bytes) -> ConvolveError:
 
 
 def _wait(descriptor: int, event: int, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise SandboxError(TIMED_OUT)
+    _require_time(deadline)
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, event)
-        selector.select(left)
+        selector.select(max(0.0, deadline - time.monotonic()))
+
+
+def _require_time(deadline: float) -> None:
+    if time.monotonic() >= deadline:
+        raise SandboxError(TIMED_OUT)
 
 
 # The child. It starts single-threaded, since Landlock binds only the calling thread and those it starts later.

@@ -230,7 +230,7 @@ VALIDATE = {"metrics", "batch_size", "engine", "progress"}
 EXPORT = {"output", "int8", "max_accuracy_loss", "progress"}
 AVERAGE = {"count", "decay", "discard_last", "statistics", "filename", "progress"}
 METHODS = {
-    "validate runs/x --batch-size 3": ("validate", VALIDATE, RECORD, '"accuracy": 0.25'),
+    "validate runs/x --batch-size 3": ("validate", {*VALIDATE, "checkpoint"}, RECORD, '"accuracy": 0.25'),
     "validate runs/x --all": ("validate_all", VALIDATE, [RECORD, RECORD], '"accuracy": 0.25'),
     "export runs/x --format pt2": ("export", EXPORT, Result(), '"path": "written"'),
     "average runs/x --mode mean": ("average", AVERAGE, AVERAGED, '"path": "written"'),

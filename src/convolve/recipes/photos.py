@@ -130,11 +130,13 @@ def plan_photos(folder: Path, photos: Dataset[Reader], options: Mapping[str, Any
     plan = _fine_tune(given, count, console) if _wants_weights(given) else None
     plan = plan or _from_scratch(given, count)
     config = plan.config.model_copy(update={"name": run_name(folder)})
-    split = f"{len(photos.test):,} to {'test' if has_test else 'validate'}"
+    validating = len(photos.train) - count if photos.validation is None else len(photos.validation)
+    split = f"{validating:,} to validate, " if validating else ""
+    split += f"{len(photos.test):,} to {'test' if has_test else 'validate'}"
     kinds = (
         f"with {len(photos.classes)} labels" if photos.task == "multi-label" else f"of {len(photos.classes)} classes"
     )
-    first = f"{folder.name}: {len(photos.train):,} photos {kinds} to train, {split}"
+    first = f"{folder.name}: {count:,} photos {kinds} to train, {split}"
     facts = {"photos": str(folder), "training_photos": len(photos.train), "test_photos": len(photos.test)}
     plan = replace(plan, config=config, lines=(first, *plan.lines), facts=facts)
     return _fit_budget(plan, photos, count, given) if config.optim.minutes is not None else plan

@@ -136,6 +136,22 @@ class CompiledEngine:
         return pixels[:, 0, 0, :].astype(np.float32)
 
 
+def test_auto_does_not_measure_large_batches_of_a_slow_model(monkeypatch):
+    """They would delay the start by seconds; larger batches run with the engine of the largest size measured."""
+    sizes = []
+
+    def measure_slowly(engines, pixels, *, seconds):
+        sizes.append(len(pixels))
+        return choice.Choice("onnxruntime", dict.fromkeys(engines, 100.0))
+
+    monkeypatch.setattr(factory, "measure", measure_slowly)
+    engine = open_engine("auto", Source(), print, (1, 8, 64))
+    assert sizes == [1, 8]
+    assert len(engine.run(sample_pixels(4, 4, 1, 64))) == 64
+    open_engine("auto", Source(structure="other"), print, (64,))
+    assert sizes == [1, 8, 64]
+
+
 @pytest.mark.parametrize(
     ("count", "calls"),
     [(0, {1: [0]}), (3, {1: [1, 1, 1]}), (8, {8: [8]}), (19, {1: [1, 1, 1], 8: [8, 8]}), (70, {1: [1] * 6, 64: [64]})],

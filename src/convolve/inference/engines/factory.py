@@ -29,6 +29,7 @@ from convolve.inference.engines.probe import Predictor, compare, sample_pixels
 from convolve.inference.metadata import ModelMetadata
 
 BATCH_SIZES = (1, 8, 64)
+LONG_BATCH_SECONDS = 0.1  # a model that needs longer is as fast in smaller batches, so this size is not measured
 PAYOFF_SECONDS = 10.0
 PAYOFF_SAMPLE = 8
 _PACKAGES = {"aoti": "torch"}
@@ -126,8 +127,10 @@ def open_engine(
         name = source.names[0]
     open_verified = cache(partial(_open_verified, source))
     if name == AUTO:
-        sizes = sorted(set(batch_sizes))
-        engines = {size: _choose(source, open_verified, size, MEASURE_SECONDS / len(sizes), log) for size in sizes}
+        sizes, engines, rate = sorted(set(batch_sizes)), dict[int, Engine](), float("inf")
+        for size in sizes:
+            if not engines or size / rate <= LONG_BATCH_SECONDS:
+                engines[size], rate = _choose(source, open_verified, size, MEASURE_SECONDS / len(sizes), log)
         return EngineSet(engines) if len({id(engine) for engine in engines.values()}) > 1 else engines[min(engines)]
     if name not in source.names:
         raise ConfigError(f"--engine {name}: cannot run {source.label}; {suggest(name, (AUTO, *source.names))}")
@@ -174,21 +177,23 @@ def _open_verified(source: EngineSource, name: str, batch_size: int | None) -> E
     return engine
 
 
-def _choose(source: EngineSource, open_verified: OpenFn, batch_size: int, seconds: float, log: Log) -> Engine:
-    """Return the fastest engine for a batch size, from the cache if it was measured before."""
+def _choose(
+    source: EngineSource, open_verified: OpenFn, batch_size: int, seconds: float, log: Log
+) -> tuple[Engine, float]:
+    """Return the fastest engine for a batch size and its images/s, from the cache if it was measured before."""
     names = [name for name in source.quick_names if is_installed(name)]
     versions = {name: metadata.version(_PACKAGES.get(name, name)) for name in names}
     if len(names) == 1:
         engine = open_verified(names[0], _compiled_size(names[0], batch_size))
         log(f"engine {describe(engine)}, {_format_threads(source)}; no other is installed")
-        return engine
+        return engine, float("inf")
     setting = Setting(source.structure, batch_size, source.threads, versions)
     stored = read_choice(setting)
     if stored is not None:
         engines = _open_all([stored.engine], open_verified, batch_size, log)
         if engines:
             log(_describe_choice(engines[stored.engine], batch_size, source, stored, ["measured earlier"]))
-            return engines[stored.engine]
+            return engines[stored.engine], stored.images_per_second[stored.engine]
     engines = _open_all(names, open_verified, batch_size, log)
     channels, height, width = source.shape
     pixels = np.ascontiguousarray(sample_pixels(height, width, channels, batch_size))
@@ -196,7 +201,7 @@ def _choose(source: EngineSource, open_verified: OpenFn, batch_size: int, second
     if len(engines) == len(names):  # an engine that failed may work later
         store_choice(setting, choice)
     log(_describe_choice(engines[choice.engine], batch_size, source, choice, []))
-    return engines[choice.engine]
+    return engines[choice.engine], choice.images_per_second[choice.engine]
 
 
 def _open_all(names: Sequence[str], open_verified: OpenFn, batch_size: int, log: Log) -> dict[str, Engine]:

@@ -20,7 +20,7 @@
  * their gradients as [spot][panel of outputs][inputs][PANEL]. The sums of a product always run in the same order, for
  * any number of threads and any block of tiles: an image has the same result in any batch.
  *
- * Threads share no tiles while they compute y. For dw, the tiles are divided into chunks, as many as their number says;
+ * Threads share no tiles while they compute y. For dw, the tiles are divided into chunks, as many as the shape says;
  * each is summed by one thread, and the chunks are added in order. If d is too large for the cache of a core, there is
  * one chunk, whose blocks are transformed and multiplied by all threads together.
  *
@@ -31,15 +31,15 @@
 #define HALF (LANES / 2)
 #define PANEL (2 * LANES)
 #define SPOTS 36
-#define WIDE_ROWS 6   /* rows of a product with two vectors of columns, and with one: */
-#define NARROW_ROWS 8 /* enough sums to hide the latency of an addition */
+#define WIDE_ROWS 6                /* rows of a product with two vectors of columns, */
+#define NARROW_ROWS 8              /* and with one: enough sums to hide the latency of an addition */
 #define TILE ((SPOTS + 1) * PANEL) /* floats of one transformed tile in one panel */
 #define BLOCK 64                   /* tiles computed together: as many as fit the L2 cache */
 #define APART (BLOCK * TILE)       /* floats from panel to panel of a block */
 #define AHEAD 3                    /* tiles from one that is transformed to the one that is fetched */
 #define CHUNKS 16                  /* of the tiles, for the filters' gradient, maximum */
 #define SHARED_FLOATS (160 * 1024) /* sums of a gradient from which all threads share one chunk */
-#define MANY_FILTERS (32 * 32)   /* from which all threads transform them */
+#define MANY_FILTERS (32 * 32)     /* from which all threads transform them */
 #define EACH(i, n) _Pragma("GCC unroll 6") for (int i = 0; i < n; i++)
 
 /* With the floats from output to output of w, and from input to input, row to row and column to column. */
@@ -52,8 +52,8 @@ typedef struct {
     const shape *s;
     const float *x, *dy;
     float *y, *w, *sums, *scratch; /* w or dw; u or d */
-    int64_t first, tiles; /* tiles of this pass */
-    int64_t chunks;       /* of a gradient; 0 forward */
+    int64_t first, tiles;          /* tiles of this pass */
+    int64_t chunks;                /* of a gradient; 0 forward */
     int adding;
     omp_team team;
 } job;

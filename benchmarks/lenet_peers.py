@@ -21,7 +21,7 @@ from convolve.data.loader.in_memory import InMemoryImages
 from convolve.data.lookup import open_dataset
 from convolve.device import cache_folder
 from convolve.download import ignore_progress
-from turns import check_ratios, our_command, peer_command, take_turns
+from turns import check_ratios, compare, our_command, peer_command, report_row, take_turns
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "keras": ("tensorflow-cpu",),
@@ -71,6 +71,9 @@ def main() -> int:
     for name, rate in sorted(rates.items(), key=lambda one: -one[1]):
         print(f"{name:<10} {rate:>9,.0f} images/s   {60_000 / rate:6.2f} s per epoch")
     fastest = max(options.peers, key=rates.__getitem__)
+    for name in options.peers:
+        if name != fastest:
+            report_row("images/s", name, compare(found, "convolve", name, "images_per_second"))
     return 0 if check_ratios(found, "convolve", {fastest: TARGET}) else 1
 
 

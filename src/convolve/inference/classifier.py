@@ -22,7 +22,7 @@ from convolve.data.image_io import Images, read_image
 from convolve.errors import CheckpointError, ConfigError, ConvolveError, DataError
 from convolve.files import write_file
 from convolve.inference.engines.base import Engine, describe
-from convolve.inference.engines.factory import BATCH_SIZES, EngineSource, open_engine
+from convolve.inference.engines.factory import BATCH_SIZES, LONG_BATCH_SECONDS, EngineSource, open_engine
 from convolve.inference.exported import is_exported, open_exported
 from convolve.inference.metadata import ModelMetadata
 from convolve.inference.occlusion import occlusion
@@ -144,7 +144,7 @@ def _load_checkpoint(path: Path, options: LoadOptions) -> Classifier:
 def _open(source: EngineSource, options: LoadOptions) -> Engine:
     name = options.engine or source.names[0]
     sizes = [min(size, source.metadata.transform.pass_size) for size in options.batch_sizes]
-    return open_engine(name, source, options.log, sizes, options.expected_images)
+    return open_engine(name, source, options.log, sizes, options.expected_images, LONG_BATCH_SECONDS)
 
 
 @dataclass(frozen=True)

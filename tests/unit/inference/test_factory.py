@@ -145,11 +145,13 @@ def test_auto_does_not_measure_large_batches_of_a_slow_model(monkeypatch):
         return choice.Choice("onnxruntime", dict.fromkeys(engines, 100.0))
 
     monkeypatch.setattr(factory, "measure", measure_slowly)
-    engine = open_engine("auto", Source(), print, (1, 8, 64))
+    lines = []
+    engine = open_engine("auto", Source(), lines.append, (1, 8, 64), longest_seconds=0.1)
     assert sizes == [1, 8]
+    assert lines[-1] == "engine at batch size 64: as at 8, not measured (about 0.6 s a batch)"
     assert len(engine.run(sample_pixels(4, 4, 1, 64))) == 64
-    open_engine("auto", Source(structure="other"), print, (64,))
-    assert sizes == [1, 8, 64]
+    open_engine("auto", Source(structure="other"), print, (1, 8, 64))
+    assert sizes == [1, 8, 1, 8, 64]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from convolve.inference.engines.probe import Predictor, compare, sample_pixels
 from convolve.inference.metadata import ModelMetadata
 
 BATCH_SIZES = (1, 8, 64)
-LONG_BATCH_SECONDS = 0.1  # a model that needs longer is as fast in smaller batches, so this size is not measured
+LONG_BATCH_SECONDS = 0.1  # a model that needs longer is as fast in smaller batches
 PAYOFF_SECONDS = 10.0
 PAYOFF_SAMPLE = 8
 _PACKAGES = {"aoti": "torch"}
@@ -115,12 +115,14 @@ def open_engine(
     log: Log,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     expected_images: int | None = None,
+    longest_seconds: float = float("inf"),
 ) -> Engine:
     """Open and verify an engine. `auto` chooses the fastest for each of the batch sizes.
 
     Args:
         expected_images: number of images to classify; for so few that a choice does not pay off, `auto` is the first
             engine of the source.
+        longest_seconds: larger batches, which would take longer, are not measured, to start sooner.
     """
     check_name(name)
     if name == AUTO and expected_images is not None and _is_short(source, expected_images):
@@ -129,8 +131,11 @@ def open_engine(
     if name == AUTO:
         sizes, engines, rate = sorted(set(batch_sizes)), dict[int, Engine](), float("inf")
         for size in sizes:
-            if not engines or size / rate <= LONG_BATCH_SECONDS:
-                engines[size], rate = _choose(source, open_verified, size, MEASURE_SECONDS / len(sizes), log)
+            if engines and size / rate > longest_seconds:
+                took = f"about {size / rate:.1f} s a batch"
+                log(f"engine at batch size {size}: as at {max(engines)}, not measured ({took})")
+                break
+            engines[size], rate = _choose(source, open_verified, size, MEASURE_SECONDS / len(sizes), log)
         return EngineSet(engines) if len({id(engine) for engine in engines.values()}) > 1 else engines[min(engines)]
     if name not in source.names:
         raise ConfigError(f"--engine {name}: cannot run {source.label}; {suggest(name, (AUTO, *source.names))}")
